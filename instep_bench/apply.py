@@ -17,7 +17,7 @@ from instep import errors, settings
 from instep.local import artifacts
 from instep_bench import baselines, bench_servers, contest, load, machine, meters, ranking
 from instep_bench.baselines import connect
-from instep_bench.ranking import Held, Start
+from instep_bench.ranking import RankedRun, Start
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
 
@@ -47,10 +47,10 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> BenchResult:
     """Run every round on every target. Every process that is started ends with the benchmark."""
-    wanted = check(options)
+    workload = check(options)
     recorder = Recorder("apply", command)
     _fetch(options)
-    held: list[Held] = []
+    ranked: list[RankedRun] = []
     notes: list[str] = []
     databases: dict[str, str] = {}
     labels: list[str] = []
@@ -60,25 +60,25 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
             f"publishing {options.events:,} events of {options.documents:,} documents"
             f" to {options.partitions} partitions"
         )
-        load.publish(wanted, servers.bootstrap, topic)
-        truth = load.truth(wanted, options.partitions)
+        load.publish(workload, servers.bootstrap, topic)
+        expected = load.expected_state(workload, options.partitions)
         for target in dict.fromkeys(options.targets):
-            place = servers.place(target)
-            labels.append(place.label)
-            databases |= {place.label: machine.database(place.url)}
-            match = _Match(options, servers, place, topic, truth, say)
-            held += match.play()
-            notes += match.notes
+            database = servers.database(target)
+            labels.append(database.label)
+            databases |= {database.label: machine.database(database.url)}
+            target_contest = _TargetContest(options, servers, database, topic, expected, say)
+            ranked += target_contest.run()
+            notes += target_contest.notes
             servers.drop(target)
-    figures = ranking.figures(held, options.events)
+    figures = ranking.figures(ranked, options.events)
     return recorder.close(
         options,
         {"targets": ",".join(labels)},
         {**machine.releases(bootstrap=options.bootstrap), **databases},
         figures=figures,
-        tables=[ranking.table(held, options.events)],
-        plots=ranking.plots(held, figures),
-        notes=[*ranking.notes(held, truth), *notes],
+        tables=[ranking.table(ranked, options.events)],
+        plots=ranking.plots(ranked, figures),
+        notes=[*ranking.notes(ranked, expected), *notes],
     )
 
 
@@ -125,7 +125,7 @@ def _fetch(options: ApplyOptions) -> None:
         artifacts.jars(bundle)
 
 
-class _Match:
+class _TargetContest:
     """All rounds of all contestants on one target.
 
     A baseline that fails has no figure for that round. After a second failure it is left out; the
@@ -136,30 +136,30 @@ class _Match:
         self,
         options: ApplyOptions,
         servers: bench_servers.BenchServers,
-        place: bench_servers.TargetDatabase,
+        database: bench_servers.TargetDatabase,
         topic: str,
-        truth: load.ExpectedState,
+        expected: load.ExpectedState,
         say: Callable[[str], None],
     ) -> None:
-        self._options, self._servers, self._place, self._truth, self._say = (
+        self._options, self._servers, self._database, self._expected, self._say = (
             options,
             servers,
-            place,
-            truth,
+            database,
+            expected,
             say,
         )
         self._server_pids: dict[str, meters.Pids] = {
             "broker": servers.broker_pids,
-            "database": place.pids,
+            "database": database.pids,
         }
         self._declared = {
-            ranking.NAMES[history]: place.declare(
+            ranking.NAMES[history]: database.declare(
                 servers.bootstrap, topic, history=history, batch_rows_max=options.batch
             )
             for history in dict.fromkeys(options.history)
         }
         self._declared |= {
-            name: place.declare(
+            name: database.declare(
                 servers.bootstrap,
                 topic,
                 batch_rows_max=options.batch or baselines.BATCHES.get(name),
@@ -169,10 +169,10 @@ class _Match:
         self._folders = 0
         self._failures: list[str] = []
         self.notes: list[str] = []
-        if baselines.CONNECT in self._declared and (reason := connect.refusal(place)):
+        if baselines.CONNECT in self._declared and (reason := connect.refusal(database)):
             self._leave_out(baselines.CONNECT, reason)
 
-    def play(self) -> Iterator[Held]:
+    def run(self) -> Iterator[RankedRun]:
         rounds = [
             f"round {number} of {self._options.rounds}"
             for number in range(1, self._options.rounds + 1)
@@ -192,10 +192,12 @@ class _Match:
                         runs = list(self._run(contestant, "warm", which or "warming up"))
                         yield from runs if which else ()
 
-    def _run(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
+    def _run(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[RankedRun]:
         name = contestant.name
         try:
-            run = contest.hold(contestant, self._declared[name], self._truth, self._server_pids)
+            run = contest.measure(
+                contestant, self._declared[name], self._expected, self._server_pids
+            )
         except errors.InstepError as error:
             if name not in baselines.GUARANTEES:
                 raise
@@ -204,21 +206,21 @@ class _Match:
                 self._leave_out(name, error.what)
             else:
                 self._note(
-                    f"{name} has no figure for {start}, {which} on {self._place.label}:"
+                    f"{name} has no figure for {start}, {which} on {self._database.label}:"
                     f" {error.what}"
                 )
             return
         rate = ranking.rate_of(run, start, self._options.events)
         wrong = f", {run.differences:,} documents differ" if run.differences else ""
         self._say(
-            f"{self._place.label}, {start}, {which}: {name}: {rate:,.0f} events/s,"
+            f"{self._database.label}, {start}, {which}: {name}: {rate:,.0f} events/s,"
             f" all after {run.last_commit_s:.1f} s{wrong}"
         )
-        yield Held(self._place.label, name, start, run)
+        yield RankedRun(self._database.label, name, start, run)
 
     def _leave_out(self, name: str, reason: str) -> None:
         del self._declared[name]
-        self._note(f"{name} is left out on {self._place.label}: {reason}")
+        self._note(f"{name} is left out on {self._database.label}: {reason}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -227,7 +229,7 @@ class _Match:
     def _new_contestant(self, name: str, start: Start) -> contest.Contestant:
         """Return a contestant that is not started yet."""
         self._folders += 1
-        folder = self._servers.folder / f"contestant-{self._place.kind}-{self._folders}"
+        folder = self._servers.folder / f"contestant-{self._database.kind}-{self._folders}"
         if name == baselines.CONNECT:
             return connect.Connect(
                 folder, self._servers.bootstrap, self._options.partitions, self._servers.groups

@@ -7,24 +7,24 @@ from collections.abc import Callable
 from instep import errors
 from instep.sinks.sink import Sink
 
-AT_ONCE = 100_000  # ten to the power of the digits below
+ROWS_PER_INSERT = 100_000  # ten to the power of the digits below
 DIGITS = " UNION ALL ".join(
     f"SELECT {digit}" + (" AS d" if digit == 0 else "") for digit in range(10)
 )
 
 
-def fill(sink: Sink, status: str, version: str, count: int, begun: int = 0) -> None:
-    """Insert the documents with numbers from `begun` up to `count`, none of which has had an event.
+def fill(sink: Sink, status: str, version: str, count: int, start: int = 0) -> None:
+    """Insert the documents with numbers from `start` up to `count`, none of which has had an event.
 
     The documents have the names that the workload uses.
     """
-    numbers, name = WAYS[sink.connection.dialect.name]
+    numbers, name = GENERATORS[sink.connection.dialect.name]
     quoted = sink.connection.quoted
     columns = f"{sink.table.key}, {quoted(status)}, {quoted(version)}"
     into = f"INSERT INTO {sink.table.name} ({columns})"
-    for first in range(begun, count, AT_ONCE):
+    for first in range(start, count, ROWS_PER_INSERT):
         with sink.transaction():
-            end = min(first + AT_ONCE, count)
+            end = min(first + ROWS_PER_INSERT, count)
             rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, end)}"  # noqa: S608 - our names
             sink.connection.execute(f"{into} {rows}")
     if sink.connection.dialect.name == "postgresql":
@@ -67,7 +67,7 @@ def _mysql(first: int, end: int) -> str:
 
 Numbers = Callable[[int, int], str]
 PADDED_IN_MYSQL = "concat('doc-', lpad(n, greatest(7, length(n)), '0'))"
-WAYS: dict[str, tuple[Numbers, str]] = {
+GENERATORS: dict[str, tuple[Numbers, str]] = {
     "postgresql": (_postgres, "'doc-' || lpad(n::text, greatest(7, length(n::text)), '0')"),
     "sqlite": (_sqlite, "printf('doc-%07d', n)"),
     "mysql": (_mysql, PADDED_IN_MYSQL),

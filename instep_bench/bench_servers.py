@@ -59,8 +59,8 @@ def check_target(name: str) -> None:
 class BenchPipeline:
     """A pipeline of the benchmark: its settings file, its name and its table."""
 
-    def __init__(self, name: str, config: Path, place: TargetDatabase) -> None:
-        self.name, self.config, self.place = name, config, place
+    def __init__(self, name: str, config: Path, database: TargetDatabase) -> None:
+        self.name, self.config, self.database = name, config, database
         self.pipeline = settings.pipeline(settings.load(config), name)
 
     @property
@@ -69,7 +69,7 @@ class BenchPipeline:
 
     def empty(self) -> None:
         """Recreate the table and empty the ledger."""
-        self.place.empty(self.name, self.pipeline)
+        self.database.empty(self.name, self.pipeline)
 
     def sink(self) -> contextlib.closing[Sink]:
         """Return a connection for reading the table and the ledger."""
@@ -182,7 +182,7 @@ class BenchServers:
         self._own: broker.LocalCluster | None = None
         self._cluster: connection.Cluster | None = None
         self._stack = contextlib.ExitStack()
-        self._places: dict[str, TargetDatabase] = {}
+        self._databases: dict[str, TargetDatabase] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="instep-bench-"))
         # The keeper removes the folder when this process ends, even after kill -9.
         self._stack.callback(keeper_client.KeeperClient(temporary=self.folder).close)
@@ -225,20 +225,20 @@ class BenchServers:
         self._topics.append(name)
         return name
 
-    def place(self, name: str) -> TargetDatabase:
+    def database(self, name: str) -> TargetDatabase:
         """Return the database of a target, started or connected."""
-        if name not in self._places:
+        if name not in self._databases:
             check_target(name)
-            self._places[name] = self._open(name)
+            self._databases[name] = self._open(name)
             self._stack.callback(self.drop, name)
-        return self._places[name]
+        return self._databases[name]
 
     def drop(self, name: str) -> None:
         """Close a target that is no longer needed, so that its server uses no more resources."""
-        if name in self._places:
-            place = self._places.pop(name)
-            self.groups += place.pipelines
-            place.close()
+        if name in self._databases:
+            database = self._databases.pop(name)
+            self.groups += database.pipelines
+            database.close()
 
     def _open(self, name: str) -> TargetDatabase:
         if name == SQLITE:
@@ -263,7 +263,9 @@ class BenchServers:
                 # If the cluster is unreachable the topic stays; nothing depends on it.
                 with contextlib.suppress(errors.InstepError):
                     topics.delete(self.cluster, topic)
-            pipelines = [name for place in self._places.values() for name in place.pipelines]
+            pipelines = [
+                name for database in self._databases.values() for name in database.pipelines
+            ]
             for group in (*self.groups, *pipelines):
                 with contextlib.suppress(errors.InstepError):  # most groups do not exist
                     consumer_groups.delete(self.cluster, group)

@@ -30,7 +30,7 @@ class Contestant(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def go(self, declared: bench_servers.BenchPipeline) -> None:
+    def begin(self, declared: bench_servers.BenchPipeline) -> None:
         """Start the process if necessary, begin to apply, and return at once."""
 
     @abc.abstractmethod
@@ -42,7 +42,7 @@ class Contestant(abc.ABC):
         """Return whether the contestant reports the end of its run; raise if the run failed."""
 
     @abc.abstractmethod
-    def done(self) -> contestant_program.StartOrder:
+    def finish(self) -> contestant_program.OrderResult:
         """Wait until the run is over and the next one can begin; return the answer."""
 
     @abc.abstractmethod
@@ -57,12 +57,12 @@ class Programmed(Contestant):
         self.name = name
         self._program = contestant_program.ContestantProgram(module, folder)
         self._is_spark = is_spark
-        self._answer: contestant_program.StartOrder | None = None
+        self._answer: contestant_program.OrderResult | None = None
 
-    def go(self, declared: bench_servers.BenchPipeline) -> None:
+    def begin(self, declared: bench_servers.BenchPipeline) -> None:
         if not self._program.pid:
             self._program.start()
-        self._program.tell(contestant_program.Order(str(declared.config), declared.name))
+        self._program.send(contestant_program.Order(str(declared.config), declared.name))
 
     def roles(self) -> Mapping[str, meters.Pids]:
         pid = self._program.pid
@@ -74,7 +74,7 @@ class Programmed(Contestant):
         self._program.check()
         return self._answer is not None
 
-    def done(self) -> contestant_program.StartOrder:
+    def finish(self) -> contestant_program.OrderResult:
         answer = self._answer or self._read_answer()
         self._answer = None
         return answer
@@ -82,8 +82,8 @@ class Programmed(Contestant):
     def close(self) -> None:
         self._program.close()
 
-    def _read_answer(self) -> contestant_program.StartOrder:
-        self._answer = self._program.hear(PATIENCE_S)
+    def _read_answer(self) -> contestant_program.OrderResult:
+        self._answer = self._program.receive(PATIENCE_S)
         if self._answer.error:
             raise errors.InstepError(f"{self.name} failed: {self._answer.error}")
         return self._answer
@@ -97,7 +97,7 @@ class Command(Contestant):
         self._log = log
         self._running: pipeline_process.PipelineProcess | None = None
 
-    def go(self, declared: bench_servers.BenchPipeline) -> None:
+    def begin(self, declared: bench_servers.BenchPipeline) -> None:
         self._running = pipeline_process.PipelineProcess(
             declared.config, declared.name, "--once", log=self._log
         )
@@ -114,11 +114,11 @@ class Command(Contestant):
             )
         return status == 0
 
-    def done(self) -> contestant_program.StartOrder:
+    def finish(self) -> contestant_program.OrderResult:
         if self._running:
             self._running.wait(PATIENCE_S)
             self.check()
-        return contestant_program.StartOrder()
+        return contestant_program.OrderResult()
 
     def close(self) -> None:
         if self._running:
@@ -142,22 +142,22 @@ class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def hold(
+def measure(
     contestant: Contestant,
     declared: bench_servers.BenchPipeline,
-    truth: load.ExpectedState,
+    expected: load.ExpectedState,
     servers: Mapping[str, meters.Pids],
 ) -> ContestRun:
     """Let the contestant apply the whole load to an empty table; measure the servers as well."""
     declared.empty()
     with declared.sink() as sink:
         began = time.time()
-        contestant.go(declared)
+        contestant.begin(declared)
         with meters.Meter({**contestant.roles(), **servers}) as meter:
-            first_row, last_commit = _watch(contestant, sink, truth)
+            first_row, last_commit = _watch(contestant, sink, expected)
             usage = meter.stop()
-        answer = contestant.done()
-        differences = differing(sink, truth)
+        answer = contestant.finish()
+        differences = differing(sink, expected)
     return ContestRun(
         first_fetch_s=answer.first_fetch - began if answer.first_fetch else None,
         first_row_s=first_row - began,
@@ -167,7 +167,7 @@ def hold(
     )
 
 
-def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tuple[float, float]:
+def _watch(contestant: Contestant, sink: Sink, expected: load.ExpectedState) -> tuple[float, float]:
     """Return when the first row and when the last event of every partition appeared."""
     deadline = time.monotonic() + PATIENCE_S
     first_row = 0.0
@@ -177,7 +177,7 @@ def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tup
     while True:
         if not first_row and sink.connection.select(any_row):
             first_row = time.time()
-        if first_row and _arrived(sink, truth.sentinels):
+        if first_row and _arrived(sink, expected.sentinels):
             return first_row, time.time()
         if is_over:
             raise errors.InstepError(
@@ -202,11 +202,11 @@ def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
     return all(found.get(name, 0) == row.version for name, row in sentinels.items())
 
 
-def differing(sink: Sink, truth: load.ExpectedState) -> int:
+def differing(sink: Sink, expected: load.ExpectedState) -> int:
     """Return the number of wrong rows, including missing and unexpected documents."""
     rows = sink.connection.select(
         f"SELECT {sink.table.key}, status, version FROM {sink.table.name}"  # noqa: S608 - our names
     )
     found = {name: (status, version) for name, status, version in rows}
-    wrong = sum(found.get(name) != (row.status, row.version) for name, row in truth.rows.items())
-    return wrong + len(found.keys() - truth.rows.keys())
+    wrong = sum(found.get(name) != (row.status, row.version) for name, row in expected.rows.items())
+    return wrong + len(found.keys() - expected.rows.keys())

@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True):
     pipeline: str
 
 
-class StartOrder(msgspec.Struct, frozen=True):
+class OrderResult(msgspec.Struct, frozen=True):
     """The time of the first fetch and of the last commit, or an error."""
 
     first_fetch: float = 0.0
@@ -39,14 +39,14 @@ class StartOrder(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def serve(apply: Callable[[Order], StartOrder]) -> None:
+def serve(apply: Callable[[Order], OrderResult]) -> None:
     """Carry out orders until the input ends."""
     answers = Path(sys.argv[1])
     for line in sys.stdin:
         try:
             answer = apply(msgspec.json.decode(line, type=Order))
         except Exception as error:  # noqa: BLE001 - every error is reported to the owner
-            answer = StartOrder(error=brief(f"{type(error).__name__}: {error}"))
+            answer = OrderResult(error=brief(f"{type(error).__name__}: {error}"))
         with answers.open("ab") as file:
             file.write(msgspec.json.encode(answer) + b"\n")
 
@@ -74,7 +74,7 @@ class ContestantProgram:
         self._folder = folder
         self._keeper: keeper_client.KeeperClient | None = None
         self._orders = -1
-        self._heard = 0
+        self._answers_read = 0
         self.pid = 0
 
     @property
@@ -100,10 +100,10 @@ class ContestantProgram:
             env=paths.python_environment(),
         )
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         os.write(self._orders, msgspec.json.encode(order) + b"\n")
 
-    def hear(self, timeout_s: float) -> StartOrder:
+    def receive(self, timeout_s: float) -> OrderResult:
         """Return the answer to the oldest unanswered order."""
 
         def has_answered() -> bool:
@@ -121,7 +121,7 @@ class ContestantProgram:
         return msgspec.json.decode(line, type=StartOrder)
 
     def has_answered(self) -> bool:
-        return self._answers.read_bytes().count(b"\n") > self._heard
+        return self._answers.read_bytes().count(b"\n") > self._answers_read
 
     def check(self) -> None:
         """Raise if the program has ended."""

@@ -52,27 +52,27 @@ def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
     _check(options)
     recorder = Recorder("freshness", command)
     with bench_servers.BenchServers(options.bootstrap, say) as servers:
-        place = servers.place(options.target)
+        database = servers.database(options.target)
         topic = servers.new_topic(options.partitions)
-        declared = place.declare(servers.bootstrap, topic, history=options.history)
+        declared = database.declare(servers.bootstrap, topic, history=options.history)
         source = EventSource(servers.bootstrap, topic, options.documents)
-        others = {"broker": servers.broker_pids, "database": place.pids}
+        others = {"broker": servers.broker_pids, "database": database.pids}
         with (
             Sender(source) as sender,
-            MonitoredPipeline(declared, servers.folder, others) as watched,
+            MonitoredPipeline(declared, servers.folder, others) as pipeline,
         ):
-            bench = _Bench(options, servers, sender, watched, say)
-            seen = bench.measure()
+            bench = _Bench(options, servers, sender, pipeline, say)
+            measurements = bench.measure()
         _refuse_differences(declared, bench.next, options)
-        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
+        releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
     return recorder.close(
         options,
-        {"target": place.label},
+        {"target": database.label},
         releases,
-        figures=freshness_report.figures(seen),
-        tables=freshness_report.tables(seen),
-        plots=freshness_report.plots(seen),
-        notes=freshness_report.notes(seen),
+        figures=freshness_report.figures(measurements),
+        tables=freshness_report.tables(measurements),
+        plots=freshness_report.plots(measurements),
+        notes=freshness_report.notes(measurements),
     )
 
 
@@ -99,32 +99,32 @@ class _Bench:
         options: FreshnessOptions,
         servers: bench_servers.BenchServers,
         sender: Sender,
-        watched: MonitoredPipeline,
+        pipeline: MonitoredPipeline,
         say: Say,
     ) -> None:
         self._options, self._servers, self._say = options, servers, say
-        self._sender, self._watched = sender, watched
+        self._sender, self._pipeline = sender, pipeline
         self.next = 0  # the number of the next event
 
     def measure(self) -> freshness_report.FreshnessRun:
         options = self._options
         self._sender.send(self._leg(FIRST_EVENTS, WARM_UP_RATE_MAX))
         self._say("starting the pipeline")
-        starts = {"fresh": self._watched.start()}
+        starts = {"fresh": self._pipeline.start()}
         if options.warm_up_s:
             rate = min(max(options.rates), WARM_UP_RATE_MAX)
             self._say(f"warming up: {options.warm_up_s:g} s at {rate:,} events/s")
-            self._watched.lives(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
+            self._pipeline.lives(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
         loads = [self._load(rate) for rate in options.rates]
         idle = self._idle() if options.idle_s else None
         faults = [self._fault(name, fault, starts) for name, fault in self._faults().items()]
-        self._watched.stop()
+        self._pipeline.stop()
         return freshness_report.FreshnessRun(
             starts_s=starts,
             loads=loads,
             idle=idle,
             faults=faults,
-            memory=self._watched.memory,
+            memory=self._pipeline.memory,
             own_broker=not options.bootstrap,
         )
 
@@ -137,9 +137,9 @@ class _Bench:
         """Measure one rate. Events that are sent while the load settles are not counted."""
         seconds, settle_s = self._options.seconds, min(SETTLE_S_MAX, self._options.warm_up_s)
         self._say(f"{rate:,} events/s for {seconds:g} s")
-        with self._watched.metered() as used:
+        with self._pipeline.metered() as used:
             sent = self._sender.send(self._leg((settle_s + seconds) * rate, rate))
-            lives = self._watched.lives(sent)
+            lives = self._pipeline.lives(sent)
         from_ns = sent[0].due_ns + settle_s * 1e9
         counted = [life for life in lives if life.due_ns >= from_ns]
         return freshness_report.RateResult(
@@ -152,14 +152,14 @@ class _Bench:
         """Send one event after a long pause, then a few more after shorter pauses."""
         idle_s = self._options.idle_s
         self._say(f"idle for {idle_s:g} s, then one event")
-        with self._watched.metered() as used:
-            self._watched.idle(idle_s)
-        [first] = self._watched.lives(self._sender.send(self._leg(1, 1)))
+        with self._pipeline.metered() as used:
+            self._pipeline.idle(idle_s)
+        [first] = self._pipeline.lives(self._sender.send(self._leg(1, 1)))
         pause_s, later = min(10.0, idle_s / 10), []
         for number in range(SINGLES):
             # Vary the pause, so that the events fall at different points of the pipeline's cycle.
-            self._watched.idle(pause_s + number * 0.037)
-            later += self._watched.lives(self._sender.send(self._leg(1, 1)))
+            self._pipeline.idle(pause_s + number * 0.037)
+            later += self._pipeline.lives(self._sender.send(self._leg(1, 1)))
         return freshness_report.Idle(
             idle_s,
             first,
@@ -179,12 +179,12 @@ class _Bench:
         return {"kill -9": self._kill, "planned restart": self._restart, **ours}
 
     def _kill(self) -> float:
-        self._watched.kill()
-        return self._watched.start()
+        self._pipeline.kill()
+        return self._pipeline.start()
 
     def _restart(self) -> float:
-        self._watched.stop()
-        return self._watched.start()
+        self._pipeline.stop()
+        return self._pipeline.start()
 
     def _kill_broker(self) -> None:
         self._servers.broker.kill()
@@ -199,13 +199,13 @@ class _Bench:
             default=min(self._options.rates),
         )
         self._say(f"{name} at {rate:,} events/s")
-        with self._watched.metered():
+        with self._pipeline.metered():
             self._sender.begin(self._leg(FAULT_LOAD_S * rate, rate))
             time.sleep(FAULT_AFTER_S)
             fault_ns = time.monotonic_ns()
             start_s = fault()
             up_ns = time.monotonic_ns()
-            lives = self._watched.lives(self._sender.finish())
+            lives = self._pipeline.lives(self._sender.finish())
         if start_s is not None:
             starts[f"after {name}"] = start_s
         held_up, back_s = latency_join.period(lives, fault_ns)

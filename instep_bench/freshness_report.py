@@ -61,15 +61,15 @@ class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
 # --- figures --------------------------------------------------------------------------------------
 
 
-def figures(seen: FreshnessRun) -> list[Figure]:
-    found = [figure for one in seen.loads for figure in _load_figures(one)]
+def figures(run: FreshnessRun) -> list[Figure]:
+    found = [figure for one in run.loads for figure in _load_figures(one)]
     found += [
         _less("process start to first commit", "s", {"start": how}, [value])
-        for how, value in seen.starts_s.items()
+        for how, value in run.starts_s.items()
     ]
-    if seen.idle:
-        found += _idle_figures(seen.idle)
-    for fault in seen.faults:
+    if run.idle:
+        found += _idle_figures(run.idle)
+    for fault in run.faults:
         found.append(_less("back in step", "s", {"fault": fault.name}, [fault.back_s]))
         if fault.server_back_s is not None:
             found.append(_less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
@@ -82,7 +82,7 @@ def figures(seen: FreshnessRun) -> list[Figure]:
                     [value],
                 )
             )
-    return [*found, *_memory_figures(seen.memory)]
+    return [*found, *_memory_figures(run.memory)]
 
 
 def _load_figures(one: RateResult) -> list[Figure]:
@@ -146,8 +146,8 @@ def _memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure
 
 def _together(memory: dict[str, list[tuple[float, float]]]) -> list[tuple[float, float]]:
     """Return the memory of the whole pipeline; its roles are sampled at the same times."""
-    turns = zip(*(memory.get(role, []) for role in PIPELINE), strict=False)
-    return [(turn[0][0], sum(mb for _, mb in turn)) for turn in turns]
+    moments = zip(*(memory.get(role, []) for role in PIPELINE), strict=False)
+    return [(moment[0][0], sum(mb for _, mb in moment)) for moment in moments]
 
 
 def _less(name: str, unit: str, labels: dict[str, str], values: list[float]) -> Figure:
@@ -167,26 +167,26 @@ def _part(lives: Iterable[Life], part: str) -> list[float]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def tables(seen: FreshnessRun) -> list[ReportTable]:
-    tables = [_freshness_table(seen.loads), _parts_table(seen.loads)]
+def tables(run: FreshnessRun) -> list[ReportTable]:
+    tables = [_freshness_table(run.loads), _parts_table(run.loads)]
     rows: list[list[Cell]] = [
         [f"process start to first commit, {how}", round(value, 2), "s"]
-        for how, value in seen.starts_s.items()
+        for how, value in run.starts_s.items()
     ]
-    if seen.idle:
-        idle_cpu = 100 * sum(seen.idle.cores.get(role, 0.0) for role in PIPELINE)
+    if run.idle:
+        idle_cpu = 100 * sum(run.idle.cores.get(role, 0.0) for role in PIPELINE)
         rows += [
-            [f"first event after {seen.idle.idle_s:g} s", round(seen.idle.first.whole, 1), "ms"],
+            [f"first event after {run.idle.idle_s:g} s", round(run.idle.first.whole, 1), "ms"],
             [
-                f"an event after {seen.idle.pause_s:g} s, median",
-                round(statistics.median(_part(seen.idle.later, "whole")), 1),
+                f"an event after {run.idle.pause_s:g} s, median",
+                round(statistics.median(_part(run.idle.later, "whole")), 1),
                 "ms",
             ],
             ["CPU of the pipeline when idle", round(idle_cpu, 1), "% of a core"],
         ]
     tables.append(ReportTable("Start and pause", ["what", "value", "unit"], rows))
-    if seen.faults:
-        tables.append(_faults_table(seen.faults))
+    if run.faults:
+        tables.append(_faults_table(run.faults))
     return tables
 
 
@@ -235,8 +235,10 @@ def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
 def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
     rows: list[list[Cell]] = []
     for fault in faults:
-        held = latency_join.percentiles(life.whole / 1000 for life in fault.held_up)
-        values_ms = [round(held[name], 2) if held else None for name in ("p50", "p99", "max")]
+        delays_s = latency_join.percentiles(life.whole / 1000 for life in fault.held_up)
+        values_ms = [
+            round(delays_s[name], 2) if delays_s else None for name in ("p50", "p99", "max")
+        ]
         rows.append(
             [
                 fault.name,
@@ -256,13 +258,13 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
 # --- plots ----------------------------------------------------------------------------------------
 
 
-def plots(seen: FreshnessRun) -> list[Plot]:
-    drawn = [_curves(seen.loads)]
-    drawn += [_parts_plot(seen.loads, name) for name in ("p50", "p99")]
-    if seen.faults:
-        drawn.append(_timelines(seen.faults))
-    if any(seen.memory.values()):
-        drawn.append(_memory_plot(seen.memory))
+def plots(run: FreshnessRun) -> list[Plot]:
+    drawn = [_curves(run.loads)]
+    drawn += [_parts_plot(run.loads, name) for name in ("p50", "p99")]
+    if run.faults:
+        drawn.append(_timelines(run.faults))
+    if any(run.memory.values()):
+        drawn.append(_memory_plot(run.memory))
     return drawn
 
 
@@ -328,7 +330,7 @@ def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
     return charts.over_time("Memory over time", samples, unit="MB, shared memory shared out")
 
 
-def notes(seen: FreshnessRun) -> list[str]:
+def notes(run: FreshnessRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
     notes = [
         "Freshness is the time from the moment an event was due to the return of its commit in the"
@@ -337,18 +339,18 @@ def notes(seen: FreshnessRun) -> list[str]:
         "publish: from the due time to the broker's answer. wait: until the task that read the"
         " event began. batch: until its transaction opened. write: until the commit returned.",
     ]
-    for one in seen.loads:
+    for one in run.loads:
         late = latency_join.percentiles(_part(one.lives, "late_ms"))["p99"]
         if late > LATE_MS:
             notes.append(
                 f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms."
                 " The figures include this."
             )
-    if seen.faults:
+    if run.faults:
         notes.append(
             "Back in step: when the last event was committed that was older than a second, or than"
             " twice the oldest before the fault if that is more."
         )
-        if not seen.own_broker:
+        if not run.own_broker:
             notes.append("The broker was not killed, because the benchmark did not start it.")
     return notes

@@ -21,15 +21,15 @@ class Host:
     """One Spark session, opened with the settings of the first order."""
 
     def __init__(self) -> None:
-        self._place = session.RunFolder()
+        self._folder = session.RunFolder()
         self._runs = 0
 
-    def apply(self, order: contestant_program.Order) -> contestant_program.StartOrder:
+    def apply(self, order: contestant_program.Order) -> contestant_program.OrderResult:
         declared = settings.load(Path(order.config))
-        spark = session.open_session(declared.spark, artifacts.jars("spark-kafka"), self._place)
+        spark = session.open_session(declared.spark, artifacts.jars("spark-kafka"), self._folder)
         pipeline = settings.pipeline(declared, order.pipeline)
         self._runs += 1
-        folder = self._place.path / str(self._runs)
+        folder = self._folder.path / str(self._runs)
         query = None
         with contextlib.closing(Cluster(declared.kafka, declared.kafka.bootstrap or "")) as cluster:
             runner = Runner(order.pipeline, pipeline, cluster, spark, folder, once=True)
@@ -41,7 +41,7 @@ class Host:
             raise runner.error
         reports = query._jsq.recentProgress() if query is not None else []
         first = datetime.fromisoformat(reports[0].timestamp()).timestamp() if len(reports) else 0.0
-        return contestant_program.StartOrder(first_fetch=first, last_commit=time.time())
+        return contestant_program.OrderResult(first_fetch=first, last_commit=time.time())
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def _draw(load: Load, drawn: random.Random, number: int) -> str:
     return "fresh"
 
 
-def truth(load: Load, partitions: int) -> ExpectedState:
+def expected_state(load: Load, partitions: int) -> ExpectedState:
     """Return the expected outcome: the highest version of each document wins."""
     counts = {"fresh": 0, "stale": 0, "repeated": 0, "bad": 0}
     versions: dict[int, int] = {}

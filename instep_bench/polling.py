@@ -71,15 +71,15 @@ def run(options: PollingOptions, say: Callable[[str], None], command: str) -> Be
         bench_servers.BenchServers(options.bootstrap, say) as servers,
         contextlib.ExitStack() as stack,
     ):
-        place = servers.place(options.target)
-        system = _system(options, servers, place, stack)
+        database = servers.database(options.target)
+        system = _system(options, servers, database, stack)
         by_events, ages_ms = _by_events(options, system, stack, say)
-        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
+        releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
     methods.append(by_events)
     figures = list(_figures(methods))
     return recorder.close(
         options,
-        {"target": place.label},
+        {"target": database.label},
         releases,
         figures=figures,
         tables=[_table(methods)],
@@ -153,14 +153,14 @@ def _connections(count: int) -> str:
 def _system(
     options: PollingOptions,
     servers: bench_servers.BenchServers,
-    place: bench_servers.TargetDatabase,
+    database: bench_servers.TargetDatabase,
     stack: contextlib.ExitStack,
 ) -> Contracts:
     """Prepare the contract system; on a user's servers everything is removed at the end."""
     system = Contracts(
-        servers.folder, servers.bootstrap, place.url, options.documents, prefix="bench"
+        servers.folder, servers.bootstrap, database.url, options.documents, prefix="bench"
     )
-    if not place.is_ours:
+    if not database.is_ours:
         stack.callback(system.leave_database)
     if options.bootstrap:
         stack.callback(system.leave_cluster)
@@ -191,7 +191,10 @@ def _by_events(
                 system.publish(publisher, document, status, version)
             publisher.flush()
             system.wait(
-                running, lambda: system.done(sink) >= system.events, "applying events", look_s=0.005
+                running,
+                lambda: system.processed(sink) >= system.events,
+                "applying events",
+                look_s=0.005,
             )
             seconds = time.monotonic() - began
             if number == 0:

@@ -20,7 +20,7 @@ THROUGHPUT = "throughput"
 TOTAL = "all of it"
 
 
-class Held(msgspec.Struct, frozen=True):
+class RankedRun(msgspec.Struct, frozen=True):
     """A run with its target, contestant and kind of start."""
 
     target: str
@@ -40,9 +40,11 @@ def rate_of(run: contest.ContestRun, start: Start, events: int) -> float:
     return events / (run.last_commit_s if start == "cold" else run.apply_s)
 
 
-def figures(held: Sequence[Held], events: int) -> list[Figure]:
+def figures(ranked: Sequence[RankedRun], events: int) -> list[Figure]:
     """Return every figure of every contestant, with one value per round."""
-    return [figure for key, runs in grouped(held).items() for figure in _figures(key, runs, events)]
+    return [
+        figure for key, runs in grouped(ranked).items() for figure in _figures(key, runs, events)
+    ]
 
 
 def _figures(key: Key, runs: Sequence[contest.ContestRun], events: int) -> Iterator[Figure]:
@@ -94,18 +96,18 @@ def _used(run: contest.ContestRun, role: str) -> _Use:
     )
 
 
-def grouped(held: Sequence[Held]) -> dict[Key, list[contest.ContestRun]]:
+def grouped(ranked: Sequence[RankedRun]) -> dict[Key, list[contest.ContestRun]]:
     """Group the runs by target, contestant and start."""
     groups: dict[Key, list[contest.ContestRun]] = {}
-    for one in held:
+    for one in ranked:
         groups.setdefault((one.target, one.contestant, one.start), []).append(one.run)
     return groups
 
 
-def table(held: Sequence[Held], events: int) -> ReportTable:
+def table(ranked: Sequence[RankedRun], events: int) -> ReportTable:
     """Return the ranking: medians, spread and the guarantee of each contestant."""
     rows: list[list[Cell]] = []
-    for key, runs in grouped(held).items():
+    for key, runs in grouped(ranked).items():
         found = {(one.name, one.labels.get("role")): one for one in _figures(key, runs, events)}
         rate, end = found[THROUGHPUT, None], found["time to last commit", None]
         cpu, memory = found.get(("CPU", TOTAL)), found.get(("peak memory (PSS)", TOTAL))
@@ -136,14 +138,14 @@ def table(held: Sequence[Held], events: int) -> ReportTable:
     return ReportTable("Ranking", [*columns, "documents that differ", "guarantee"], rows)
 
 
-def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
+def plots(ranked: Sequence[RankedRun], measured: Sequence[Figure]) -> list[Plot]:
     """Plot the throughput with its spread, and the pipeline's memory over time."""
     drawn = []
     for start in ("warm", "cold"):
         rates = [one for one in measured if one.name == THROUGHPUT and one.labels["start"] == start]
         if rates:
             drawn.append(charts.bars(f"Throughput, {start}", rates, x="target", by="contestant"))
-    for (target, contestant, start), runs in grouped(held).items():
+    for (target, contestant, start), runs in grouped(ranked).items():
         if start == "cold" and contestant in NAMES.values():
             samples = {
                 role: [(one.at_s, one.rss_mb) for one in use.samples]
@@ -158,24 +160,24 @@ def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
     return drawn
 
 
-def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
+def notes(ranked: Sequence[RankedRun], expected: load.ExpectedState) -> list[str]:
     """Return notes for the reader."""
     notes = [
-        f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale,"
-        f" {truth.repeated:,} repeated and {truth.bad:,} bad.",
+        f"Of {expected.records:,} records {expected.applied:,} are fresh, {expected.stale:,} stale,"
+        f" {expected.repeated:,} repeated and {expected.bad:,} bad.",
         "Cold: a fresh process; throughput counts from the start of the process to the last commit."
         f" Warm: a process that has already done the same work {WARM_UPS} times; throughput counts"
         " from its first fetch, which it reports, to the last commit.",
         "A baseline keeps no history of the events. Memory is the peak of all processes of a"
         " contestant together, as proportional size (PSS).",
     ]
-    if any(one.contestant == baselines.CONNECT for one in held):
+    if any(one.contestant == baselines.CONNECT for one in ranked):
         notes.append(
             "Kafka Connect does not report its first fetch. Its warm throughput counts from its"
             " first row in the table, which is later."
         )
-    for name in dict.fromkeys(one.contestant for one in held):
-        worst = max(one.run.differences for one in held if one.contestant == name)
+    for name in dict.fromkeys(one.contestant for one in ranked):
+        worst = max(one.run.differences for one in ranked if one.contestant == name)
         if worst:
             notes.append(f"{name} left up to {worst:,} documents that differ from the expectation.")
     return notes

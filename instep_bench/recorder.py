@@ -9,7 +9,7 @@ import msgspec
 
 from instep.report import files
 from instep_bench import machine
-from instep_bench.result import BenchResult, asked
+from instep_bench.result import BenchResult, recorded_options
 
 
 class Recorder:
@@ -34,7 +34,7 @@ class Recorder:
             command=self._command,
             begun_at=self._begun_at,
             seconds=round(time.monotonic() - self._began, 1),
-            options={**asked(options), **of_target},
+            options={**recorded_options(options), **of_target},
             machine=machine.facts(),
             releases=releases,
             **outcome,

@@ -53,7 +53,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []  # what a reader must know to interpret the figures
 
 
-def asked(options: msgspec.Struct) -> dict[str, Cell]:
+def recorded_options(options: msgspec.Struct) -> dict[str, Cell]:
     """Return a benchmark's options as a result stores them; a list is joined with commas."""
     return {name: _cell(value) for name, value in msgspec.structs.asdict(options).items()}
 

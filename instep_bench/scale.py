@@ -1,4 +1,4 @@
-"""`instep bench scale`: the cost per event as one thing grows: rows, events, partitions, distance.
+"""`instep bench scale`: the cost per event as rows, events, partitions or distance grow.
 
 Every point has its own topic and table. Its table is filled first. In each round the given number
 of further events is published, and a pipeline in a warm Spark session applies them up to the end of
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 
 class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is varied, one thing at a time; an empty tuple omits it.
+    """What is varied, one dimension at a time; an empty tuple leaves it out.
 
     Delays are one-way: a round trip takes twice as long.
     """
@@ -71,8 +71,8 @@ def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
     _check(options)
     recorder = Recorder("scale", command)
     with bench_servers.BenchServers(options.bootstrap, say) as servers:
-        place = servers.place(options.target)
-        varied = points(options, has_distance=place.kind != bench_servers.SQLITE)
+        database = servers.database(options.target)
+        varied = points(options, has_distance=database.kind != bench_servers.SQLITE)
         wanted = list(
             dict.fromkeys(point for values in varied.values() for point in values.values())
         )
@@ -80,19 +80,19 @@ def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
         trips_ms: dict[Conditions, float] = {}
         for master in dict.fromkeys(point.master for point in wanted):
             own = [point for point in wanted if point.master == master]
-            with _Group(options, servers, place, master, say) as group:
+            with _Group(options, servers, database, master, say) as group:
                 measured |= group.measure(own)
                 trips_ms |= group.trips_ms
-        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-        seen = scale_report.ScaleRun(varied, measured, trips_ms, place.label)
+        releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
+        measurements = scale_report.ScaleRun(varied, measured, trips_ms, database.label)
     return recorder.close(
         options,
-        {"target": place.label},
+        {"target": database.label},
         releases,
-        figures=scale_report.figures(seen),
-        tables=scale_report.tables(seen),
-        plots=scale_report.plots(seen),
-        notes=scale_report.notes(seen),
+        figures=scale_report.figures(measurements),
+        tables=scale_report.tables(measurements),
+        plots=scale_report.plots(measurements),
+        notes=scale_report.notes(measurements),
     )
 
 
@@ -123,11 +123,13 @@ def _check(options: ScaleOptions) -> None:
         or options.delays_ms
         or options.masters
     ):
-        raise errors.SettingsError("there is nothing to vary", "give values for at least one thing")
+        raise errors.SettingsError(
+            "there is nothing to vary", "give values for at least one dimension"
+        )
 
 
 def points(options: ScaleOptions, *, has_distance: bool) -> dict[str, dict[str, Conditions]]:
-    """Return for each varied thing its values and their points: the base with one value changed."""
+    """Return for each dimension its values and their points: the base with one value changed."""
     base = msgspec.structs.replace(BASE, events=options.base_events)
     replace = msgspec.structs.replace
     varied = {
@@ -156,8 +158,8 @@ def events(documents: int, first: int, count: int) -> Iterator[load.LoadRecord]:
     """Yield events by number; each raises the version of the next document of the stride by one."""
     step = stride(documents)
     for number in range(first, first + count):
-        version, turn = divmod(number, documents)
-        name = load.document(turn * step % documents)
+        version, position = divmod(number, documents)
+        name = load.document(position * step % documents)
         at = load.BEGIN + timedelta(milliseconds=number)
         yield load.LoadRecord(
             "fresh", number, name.encode(), load.value(name, version + 1, at, SIZE)
@@ -171,14 +173,14 @@ class _Site:
         self,
         point: Conditions,
         servers: bench_servers.BenchServers,
-        place: bench_servers.TargetDatabase,
+        database: bench_servers.TargetDatabase,
         spark: settings.Spark,
         url: str,
     ) -> None:
         self.point = point
         self._bootstrap = servers.bootstrap
         self._topic = servers.new_topic(point.partitions)
-        self.declared = place.declare(servers.bootstrap, self._topic, spark=spark, url=url)
+        self.declared = database.declare(servers.bootstrap, self._topic, spark=spark, url=url)
         self._next = 0
         column = {field: name for name, field in self.declared.pipeline.columns.items()}
         self._version = column["version"]
@@ -221,14 +223,14 @@ class _Group:
         self,
         options: ScaleOptions,
         servers: bench_servers.BenchServers,
-        place: bench_servers.TargetDatabase,
+        database: bench_servers.TargetDatabase,
         master: str,
         say: Say,
     ) -> None:
-        self._options, self._servers, self._place, self._master, self._say = (
+        self._options, self._servers, self._database, self._master, self._say = (
             options,
             servers,
-            place,
+            database,
             master,
             say,
         )
@@ -280,7 +282,7 @@ class _Group:
     def _site(self, point: Conditions) -> _Site:
         master = self._cluster.url if self._cluster else self._master
         spark = settings.Spark(master=master, conf=CONF if self._cluster else {})
-        site = _Site(point, self._servers, self._place, spark, self._url(point))
+        site = _Site(point, self._servers, self._database, spark, self._url(point))
         if point.delay_ms is not None:
             self.trips_ms[point] = site.trip_ms()
         return site
@@ -288,8 +290,8 @@ class _Group:
     def _url(self, point: Conditions) -> str:
         """Return the address of the database, or of a proxy in front of it."""
         if point.delay_ms is None:
-            return self._place.url
-        url = target.database_url(self._place.url)
+            return self._database.url
+        url = target.database_url(self._database.url)
         proxy = Proxy(
             url.port or DEFAULT_PORTS[url.get_backend_name()], server_host=url.host or "localhost"
         )
@@ -299,14 +301,14 @@ class _Group:
 
     def _apply(self, site: _Site, count: int) -> ScaleRound:
         """Apply the published events; the time counts from the first fetch to the last commit."""
-        others = {"broker": self._servers.broker_pids, "database": self._place.pids}
+        others = {"broker": self._servers.broker_pids, "database": self._database.pids}
         if self._cluster:
             others["executors"] = self._cluster.pids
         with meters.Meter({**meters.spark(self._program.pid), **others}) as meter:
-            self._program.tell(
+            self._program.send(
                 contestant_program.Order(str(site.declared.config), site.declared.name)
             )
-            answer = self._program.hear(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
+            answer = self._program.receive(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
             used = meters.present(meter.stop())
         if answer.error:
             raise errors.InstepError(f"the pipeline failed at {site.point}: {answer.error}")

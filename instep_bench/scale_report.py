@@ -60,9 +60,9 @@ class ScaleRound(msgspec.Struct, frozen=True):
 
 
 class ScaleRun(msgspec.Struct, frozen=True):
-    """All measurements of a run: the points by varied thing and value, and the rounds per point."""
+    """The measurements of a run: points by dimension and value, and the rounds of each point."""
 
-    asked: dict[str, dict[str, Conditions]]
+    points: dict[str, dict[str, Conditions]]
     measured: dict[Conditions, list[ScaleRound]]
     trips_ms: dict[Conditions, float]
     target: str
@@ -70,15 +70,15 @@ class ScaleRun(msgspec.Struct, frozen=True):
 
 def together_mb(samples: Mapping[str, Sequence[MemorySample]]) -> float:
     """Return the peak memory of all processes of the pipeline; roles are sampled together."""
-    turns = zip(*(samples[role] for role in PIPELINE if role in samples), strict=False)
-    return max((sum(sample.pss_mb for sample in turn) for turn in turns), default=0.0)
+    moments = zip(*(samples[role] for role in PIPELINE if role in samples), strict=False)
+    return max((sum(sample.pss_mb for sample in moment) for moment in moments), default=0.0)
 
 
-def figures(seen: ScaleRun) -> list[Figure]:
+def figures(run: ScaleRun) -> list[Figure]:
     found = []
-    for thing, values in seen.asked.items():
+    for dimension, values in run.points.items():
         for value, point in values.items():
-            rounds, labels = seen.measured[point], {"dimension": thing, "value": value}
+            rounds, labels = run.measured[point], {"dimension": dimension, "value": value}
             found += [
                 _figure("cost per event", "µs", labels, [one.cost_us for one in rounds]),
                 _figure("throughput", "events/s", labels, [1e6 / one.cost_us for one in rounds]),
@@ -101,8 +101,8 @@ def figures(seen: ScaleRun) -> list[Figure]:
                         [one.cpu_us(role) for one in rounds],
                     )
                 )
-            if point in seen.trips_ms:
-                found.append(_figure("round trip", "ms", labels, [seen.trips_ms[point]]))
+            if point in run.trips_ms:
+                found.append(_figure("round trip", "ms", labels, [run.trips_ms[point]]))
     return found
 
 
@@ -117,17 +117,17 @@ def _figure(name: str, unit: str, labels: dict[str, str], values: list[float]) -
     )
 
 
-def tables(seen: ScaleRun) -> list[ReportTable]:
-    return [_table(seen, thing) for thing in seen.asked]
+def tables(run: ScaleRun) -> list[ReportTable]:
+    return [_table(run, dimension) for dimension in run.points]
 
 
-def _table(seen: ScaleRun, thing: str) -> ReportTable:
+def _table(run: ScaleRun, dimension: str) -> ReportTable:
     """Return each value with its cost, also as a multiple of the first value's cost."""
-    has_trips = thing == "distance"
+    has_trips = dimension == "distance"
     rows: list[list[Cell]] = []
     first = 0.0
-    for value, point in seen.asked[thing].items():
-        rounds = seen.measured[point]
+    for value, point in run.points[dimension].items():
+        rounds = run.measured[point]
         costs = [one.cost_us for one in rounds]
         median = statistics.median(costs)
         first = first or median
@@ -141,9 +141,9 @@ def _table(seen: ScaleRun, thing: str) -> ReportTable:
             *(round(number, 2) for number in (median, min(costs), max(costs), median / first)),
             *cpu,
         ]
-        trip: list[Cell] = [round(seen.trips_ms[point], 2)] if has_trips else []
+        trip: list[Cell] = [round(run.trips_ms[point], 2)] if has_trips else []
         rows.append(
-            [_shown(thing, value), *trip, *cells, round(max(one.peak_mb for one in rounds))]
+            [_shown(dimension, value), *trip, *cells, round(max(one.peak_mb for one in rounds))]
         )
     columns = [
         "cost",
@@ -156,39 +156,39 @@ def _table(seen: ScaleRun, thing: str) -> ReportTable:
     ]
     trip_column = ["round trip, ms"] if has_trips else []
     return ReportTable(
-        f"µs per event by {TITLES[thing]}", [TITLES[thing], *trip_column, *columns], rows
+        f"µs per event by {TITLES[dimension]}", [TITLES[dimension], *trip_column, *columns], rows
     )
 
 
-def _shown(thing: str, value: str) -> Cell:
+def _shown(dimension: str, value: str) -> Cell:
     """Return the label as a number if it is one."""
-    if thing == "master":
+    if dimension == "master":
         return value
-    return float(value) if thing == "distance" else int(value)
+    return float(value) if dimension == "distance" else int(value)
 
 
-def plots(seen: ScaleRun) -> list[Plot]:
-    """Plot the cost and the pipeline's CPU per event by each varied thing; masters as bars."""
-    return [_plot(thing, figures(seen)) for thing in seen.asked]
+def plots(run: ScaleRun) -> list[Plot]:
+    """Plot the cost and the pipeline's CPU per event by each dimension; masters as bars."""
+    return [_plot(dimension, figures(run)) for dimension in run.points]
 
 
-def _plot(thing: str, found: Sequence[Figure]) -> Plot:
+def _plot(dimension: str, found: Sequence[Figure]) -> Plot:
     own = [
         one
         for one in found
-        if one.labels["dimension"] == thing and one.labels.get("role", "pipeline") == "pipeline"
+        if one.labels["dimension"] == dimension and one.labels.get("role", "pipeline") == "pipeline"
     ]
     per_event = [one for one in own if one.unit == "µs"]
-    title = f"Cost per event by {TITLES[thing]}"
-    if thing == "master":
+    title = f"Cost per event by {TITLES[dimension]}"
+    if dimension == "master":
         return charts.bars(title, per_event, x="value")
-    log = thing != "distance"  # a distance may be 0
+    log = dimension != "distance"  # a distance may be 0
     return msgspec.structs.replace(
-        charts.curves(title, per_event, x="value", log_x=log, log_y=log), x=TITLES[thing]
+        charts.curves(title, per_event, x="value", log_x=log, log_y=log), x=TITLES[dimension]
     )
 
 
-def notes(seen: ScaleRun) -> list[str]:
+def notes(run: ScaleRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
     notes = [
         "Cost is the time from the first fetch to the last commit divided by the number of events,"
@@ -197,17 +197,17 @@ def notes(seen: ScaleRun) -> list[str]:
         "A batch writes each document once, even if it holds several of its events: with few"
         " documents an event costs less.",
     ]
-    if "distance" in seen.asked:
+    if "distance" in run.points:
         notes.append(
             "The distance is the delay of a proxy in each direction. All of these points use the"
             " proxy, including the one with 0 ms."
         )
     else:
         notes.append(
-            f"No distance to {seen.target} was measured: the target is a file, or no delay was"
+            f"No distance to {run.target} was measured: the target is a file, or no delay was"
             " requested."
         )
-    if "cluster" in seen.asked.get("master", {}):
+    if "cluster" in run.points.get("master", {}):
         notes.append(
             "The cluster's master, workers and executors share this machine with everything else:"
             " this only shows that a cluster works."

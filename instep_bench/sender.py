@@ -50,27 +50,27 @@ class Leg(msgspec.Struct, frozen=True):
     rate: float
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True):
+class LegStarted(msgspec.Struct, frozen=True, tag=True):
     """A leg has begun; its first event is due at this time."""
 
     at_ns: int
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class LegDone(msgspec.Struct, frozen=True, tag=True):
     """Every event of a leg was answered."""
 
     sent: list[SentEvent]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class SenderFailed(msgspec.Struct, frozen=True, tag=True):
     """Events were not delivered, or the sender cannot continue."""
 
     what: str
     remedy: str = ""
 
 
-Answer = Begun | Done | Failed
-Wanted = TypeVar("Wanted", Begun, Done)
+Answer = LegStarted | LegDone | SenderFailed
+AnswerKind = TypeVar("AnswerKind", LegStarted, LegDone)
 
 
 def due_times(begin_ns: int, leg: Leg) -> list[int]:
@@ -116,11 +116,11 @@ class Sender:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the sender's last answer gives the reason
-        return self._answer(Begun).at_ns
+        return self._answer(LegStarted).at_ns
 
     def finish(self) -> list[SentEvent]:
         """Wait for the end of the leg and return its events in the order of sending."""
-        return self._answer(Done).sent
+        return self._answer(LegDone).sent
 
     def send(self, leg: Leg) -> list[SentEvent]:
         """Send one complete leg."""
@@ -139,7 +139,7 @@ class Sender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, kind: type[Wanted]) -> Wanted:
+    def _answer(self, kind: type[AnswerKind]) -> AnswerKind:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -147,7 +147,7 @@ class Sender:
                 "the benchmark's sender ended without an answer", "run it again"
             )
         answer = msgspec.json.decode(line, type=Answer)
-        if isinstance(answer, Failed):
+        if isinstance(answer, SenderFailed):
             raise errors.InstepError(f"the benchmark's sender failed: {answer.what}", answer.remedy)
         assert isinstance(answer, kind)
         return answer
@@ -156,17 +156,17 @@ class Sender:
 # --- in the sender's process ----------------------------------------------------------------------
 
 
-class _Work:
+class _LegRunner:
     def __init__(self, source: EventSource, publisher: Publisher) -> None:
         self._source, self._publisher = source, publisher
         self._refused: list[errors.Undelivered] = []
 
-    def run(self, leg: Leg, begun: Callable[[int], None]) -> list[SentEvent]:
+    def run(self, leg: Leg, report_start: Callable[[int], None]) -> list[SentEvent]:
         """Send one leg and wait for its answers."""
         begin_ns, begin_at = time.monotonic_ns() + LEAD_NS, time.time() + LEAD_NS / SECOND_NS
         due_ns = due_times(begin_ns, leg)
         answers = tuple(array.array("q", bytes(8 * leg.count)) for _ in range(3))
-        begun(begin_ns)
+        report_start(begin_ns)
 
         def send(index: int) -> None:
             version, which = divmod(leg.first + index, self._source.documents)
@@ -230,7 +230,7 @@ def _legs() -> queue.SimpleQueue[Leg]:
     return legs
 
 
-def _say(answer: Answer) -> None:
+def _write(answer: Answer) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -245,11 +245,11 @@ def main(encoded_source: str) -> None:
             source="print-system",
             queue_buffering_max_messages=1_000_000,
         )
-        work = _Work(source, publisher)
+        runner = _LegRunner(source, publisher)
         while True:
-            _say(Done(work.run(legs.get(), lambda at_ns: _say(Begun(at_ns)))))
+            _write(LegDone(runner.run(legs.get(), lambda at_ns: _write(LegStarted(at_ns)))))
     except errors.InstepError as error:
-        _say(Failed(error.what, error.remedy))
+        _write(SenderFailed(error.what, error.remedy))
         os._exit(1)
 
 

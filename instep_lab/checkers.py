@@ -131,16 +131,16 @@ def unsorted(
     sent = sorted(
         history.of(operations, OperationKind.SEND, None), key=lambda one: one.at_ns - one.took_ns
     )
-    place = {one.record: number for number, one in enumerate(sent)}
-    highest, late, seen = -1, [], 0
+    position = {one.record: number for number, one in enumerate(sent)}
+    highest, late, count = -1, [], 0
     for one in history.of(operations, by, group=group):
-        if one.record not in place:
+        if one.record not in position:
             continue
-        seen += 1
-        if place[one.record] < highest:
+        count += 1
+        if position[one.record] < highest:
             late.append(one.record)
-        highest = max(highest, place[one.record])
-    return _anomalies("unsorted", late, seen)
+        highest = max(highest, position[one.record])
+    return _anomalies("unsorted", late, count)
 
 
 def reordered(operations: Sequence[ClientOperation], group: str | None = None) -> Anomalies:
@@ -151,16 +151,17 @@ def reordered(operations: Sequence[ClientOperation], group: str | None = None) -
     for one in operations:
         if group is not None and one.group != group:
             continue
-        place = (one.group, one.member, one.partition)
+        reader = (one.group, one.member, one.partition)
         if one.kind in (OperationKind.ASSIGN, OperationKind.REVOKE):
-            highest.pop(place, None)
+            highest.pop(reader, None)
         elif one.kind is OperationKind.READ and one.offset is not None:
             reads += 1
-            if one.offset <= highest.get(place, -1):
+            if one.offset <= highest.get(reader, -1):
                 back.append(
-                    f"{one.group}/{one.member}: {one.partition}:{one.offset} after {highest[place]}"
+                    f"{one.group}/{one.member}:"
+                    f" {one.partition}:{one.offset} after {highest[reader]}"
                 )
-            highest[place] = max(one.offset, highest.get(place, -1))
+            highest[reader] = max(one.offset, highest.get(reader, -1))
     return Anomalies("reordered", len(back), reads, tuple(back[:EXAMPLES_MAX]))
 
 
@@ -181,13 +182,15 @@ def aborted(operations: Sequence[ClientOperation], group: str | None = None) -> 
         for one in history.of(operations, OperationKind.COMMIT, None)
         if one.transaction is not None
     }
-    taken_back = {
+    aborted_records = {
         one.record
         for one in history.of(operations, OperationKind.SEND, None)
         if ended.get(one.transaction or "") is OperationStatus.FAIL
     }
     read = [one.record for one in history.of(operations, OperationKind.READ, group=group)]
-    return _anomalies("aborted", [record for record in read if record in taken_back], len(read))
+    return _anomalies(
+        "aborted", [record for record in read if record in aborted_records], len(read)
+    )
 
 
 def pauses(operations: Sequence[ClientOperation], group: str, longer_than_ns: int) -> list[int]:

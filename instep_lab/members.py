@@ -112,8 +112,8 @@ class Team:
 
     def _new_plan(self, batch_ms: float = 0.0) -> Consuming:
         self._count += 1
-        config, kept = dict(self.assignor.config), dict(self._plan)
-        config |= _sessions(self._trial, self.assignor) | kept.pop("config", {})
+        config, options = dict(self.assignor.config), dict(self._plan)
+        config |= _sessions(self._trial, self.assignor) | options.pop("config", {})
         return Consuming(
             topic=self._topic,
             group=self.group,
@@ -121,7 +121,7 @@ class Team:
             config=config,
             library=self.assignor.library,
             batch_ms=batch_ms,
-            **kept,
+            **options,
         )
 
 
@@ -170,7 +170,7 @@ def settle(
     )
 
 
-def settled(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
+def settled_teams(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
     """Wait until the groups have settled; return those that did.
 
     Members of kafka-python sometimes never rejoin their group: such a group is left out.
@@ -178,23 +178,23 @@ def settled(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
     settle(
         trial, [team for team in teams if team.assignor.library is Library.LIBRDKAFKA], partitions
     )
-    left = []
+    complete = []
     for team in teams:
         try:
             settle(trial, [team], partitions, SHORT_PATIENCE_S)
-            left.append(team)
+            complete.append(team)
         except errors.InstepError as failure:
             trial.note(f"left out: {failure}")
             team.close()
-    return left
+    return complete
 
 
 def _is_complete(group: consumer_groups.Group, size: int, partitions: int) -> bool:
-    held = [len(member.assigned) for member in group.members]
+    counts = [len(member.assigned) for member in group.members]
     idle_allowed = max(size - partitions, 0)
     return (
         group.state == STABLE
-        and len(held) == size
-        and sum(held) == partitions
-        and held.count(0) == idle_allowed
+        and len(counts) == size
+        and sum(counts) == partitions
+        and counts.count(0) == idle_allowed
     )

@@ -29,7 +29,7 @@ SETTINGS_FILE = "settings.json"
 TIMELINE_FILE = "timeline.jsonl"
 MADE_FILE = "made.jsonl"
 
-Kept = TypeVar("Kept")
+Stored = TypeVar("Stored")
 
 
 class LabRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def demo(
     results = story.new_folder(folder)
     try:
         with stage.Stage(sys.stderr) as shown:
-            result, samples = story.tell(
+            result, samples = story.run(
                 target_url=target, documents=documents, folder=results.absolute(), stage=shown
             )
     except SystemExit:  # interrupted; after an error the folder stays, because its logs help

@@ -32,7 +32,7 @@ PATIENCE_S = 180.0
 class Contracts:
     """A table, a topic and a pipeline with unique names, and the rows that the table must hold.
 
-    `truth` is the expected status and version of each document; `events` counts what was published.
+    `expected` holds the status and version of each document; `events` counts the published events.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Contracts:
         self.kafka = declared.kafka
         self.pipeline = settings.pipeline(declared, self.name)
         self.documents = [f"doc-{number:05}" for number in range(count)]
-        self.truth: dict[str, tuple[str, int]] = {}
+        self.expected: dict[str, tuple[str, int]] = {}
         self.events = 0
         self._statements: list[str] = []
 
@@ -105,8 +105,8 @@ class Contracts:
             StatusEvent(document=document, status=status, version=version, at=datetime.now(UTC))
         )
         self.events += 1
-        if version > self.truth.get(document, ("", 0))[1]:
-            self.truth[document] = (status, version)
+        if version > self.expected.get(document, ("", 0))[1]:
+            self.expected[document] = (status, version)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Contracts:
     def started(self, sink: Sink) -> bool:
         return len(sink.ledger.positions()) == PARTITIONS
 
-    def done(self, sink: Sink) -> int:
+    def processed(self, sink: Sink) -> int:
         """Return the number of records that the ledger has passed."""
         return sum(self.ledger(sink).values())
 
@@ -159,8 +159,8 @@ class Contracts:
         )
         found = {row[0]: (row[1], row[2]) for row in rows}
         return sum(
-            found.get(document) != expected for document, expected in self.truth.items()
-        ) + len(found.keys() - self.truth.keys())
+            found.get(document) != expected for document, expected in self.expected.items()
+        ) + len(found.keys() - self.expected.keys())
 
     def wait(
         self,

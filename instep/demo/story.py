@@ -47,7 +47,7 @@ LOCKED_S = 2.0
 SEED = 1
 BATCH_ROWS_MAX = 4_000  # several batches, so that the kill happens midway
 LATE = 25
-SOME = 20
+ODD_EVENTS = 20
 SAMPLE_S = 0.2
 NAIVE_PATIENCE_S = 30.0
 FINAL = 4
@@ -122,7 +122,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def tell(
+def run(
     *, target_url: str | None, documents: int, folder: Path, stage: Stage
 ) -> tuple[DemoResult, list[ProgressSample]]:
     """Run the demo, keep its files in this folder, and return its result and progress samples.
@@ -180,7 +180,7 @@ class _Story:
         self.faults: list[Outage] = []
         dice = random.Random(SEED)  # noqa: S311 - which events are late is no secret
         self.late, self.reordered, self.repeated = (
-            dice.sample(self.documents, count) for count in (LATE, SOME, SOME)
+            dice.sample(self.documents, count) for count in (LATE, ODD_EVENTS, ODD_EVENTS)
         )
 
     @property
@@ -217,19 +217,21 @@ class _Story:
         self._wait(lambda: system.started(sink), "starting")
         publisher = stack.enter_context(system.publisher())
         self._publish_first(publisher)
-        self._wait(lambda: system.done(sink) == system.events, "applying the first events")
+        self._wait(lambda: system.processed(sink) == system.events, "applying the first events")
 
         apply_s, outage_s, rate = self._at_full_speed(sink, publisher)
         steady = self._steadily(sink, publisher)
         self._publish_late(publisher)
-        self._wait(lambda: system.done(sink) >= self.records, "applying the last events")
+        self._wait(lambda: system.processed(sink) >= self.records, "applying the last events")
         poller.stop()
         meter.stop()
         self.running.stop()
         self._wait_for_naive()
 
         self.say("comparing every document with the source")
-        shown = next((one for one in self.late if system.truth[one][0] == "PRINTED"), self.late[0])
+        shown = next(
+            (one for one in self.late if system.expected[one][0] == "PRINTED"), self.late[0]
+        )
         result = DemoResult(
             documents=len(self.documents),
             events=system.events,
@@ -243,7 +245,7 @@ class _Story:
             polling_s=round(poller.round_s(), 1),
             polling_sampled=poller.count,
             differences=system.differences(sink),
-            naive=_compared(self.naive.rows(), system.truth),
+            naive=_compared(self.naive.rows(), system.expected),
             faults=self.faults,
             document=shown,
             life=self._life(shown),
@@ -266,7 +268,7 @@ class _Story:
         self._publish_ways(publisher)
         publisher.flush()
         bulk = self.records
-        self._wait(lambda: system.done(sink) >= bulk * KILL_AT_SHARE, "applying")
+        self._wait(lambda: system.processed(sink) >= bulk * KILL_AT_SHARE, "applying")
         with self._fault(sink, "kill -9 of the pipeline and of the naive loop") as down:
             self.running.kill()
             self.naive.kill()
@@ -274,7 +276,7 @@ class _Story:
             self.running.start()
             self.naive.start()
         outage_s = self.faults[-1].down_s
-        self._wait(lambda: system.done(sink) >= bulk, "catching up")
+        self._wait(lambda: system.processed(sink) >= bulk, "catching up")
         apply_s = time.monotonic() - began - outage_s
         return apply_s, outage_s, (bulk - first) / apply_s
 
@@ -291,7 +293,7 @@ class _Story:
         since = datetime.now(UTC)
         self._publish_ends(publisher, range(third))
         publisher.flush()
-        self._wait(lambda: self.system.done(sink) >= self.records, "keeping in step")
+        self._wait(lambda: self.system.processed(sink) >= self.records, "keeping in step")
         until = datetime.now(UTC)
         with (
             self._fault(sink, f"another writer locks the database for {LOCKED_S:g} s") as down,
@@ -318,7 +320,8 @@ class _Story:
         yield down
         at = sum(down.ledger.values())
         self._wait(
-            lambda: self.system.done(sink) > at or at >= self.records, f"recovering from: {what}"
+            lambda: self.system.processed(sink) > at or at >= self.records,
+            f"recovering from: {what}",
         )
         outage = Outage(what, down.ledger, self.system.ledger(sink), round(down.seconds(), 2))
         self.faults.append(outage)
@@ -410,15 +413,15 @@ class _Down:
     """The start of an outage and the ledger at that moment."""
 
     def __init__(
-        self, look: Callable[[], dict[int, int]], say: Callable[[str, Tone], None]
+        self, read_ledger: Callable[[], dict[int, int]], say: Callable[[str, Tone], None]
     ) -> None:
-        self._look, self._say = look, say
+        self._read_ledger, self._say = read_ledger, say
         self.ledger: dict[int, int] = {}
         self._since = time.monotonic()
 
     def begins(self) -> None:
         """Record that the outage begins now, with the ledger from which work must resume."""
-        self.ledger, self._since = self._look(), time.monotonic()
+        self.ledger, self._since = self._read_ledger(), time.monotonic()
         self._say(
             f"  ledger: {positions(self.ledger)}, {sum(self.ledger.values()):,} records", Tone.BAD
         )
@@ -548,10 +551,10 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compared(found: dict[str, tuple[str, int]], truth: dict[str, tuple[str, int]]) -> Naive:
-    missing = len(truth.keys() - found.keys())
-    extra = len(found.keys() - truth.keys())
-    older = sum(found[name] != expected for name, expected in truth.items() if name in found)
+def _compared(found: dict[str, tuple[str, int]], expected: dict[str, tuple[str, int]]) -> Naive:
+    missing = len(expected.keys() - found.keys())
+    extra = len(found.keys() - expected.keys())
+    older = sum(found[name] != expected for name, expected in expected.items() if name in found)
     return Naive(older + missing + extra, older, missing, extra)
 
 

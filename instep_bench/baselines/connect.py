@@ -90,7 +90,7 @@ class Connect(contest.Contestant):
     def log(self) -> Path:
         return self._folder / "connect.log"
 
-    def go(self, declared: bench_servers.BenchPipeline) -> None:
+    def begin(self, declared: bench_servers.BenchPipeline) -> None:
         self._connector = f"bench-{uuid.uuid4().hex[:8]}"
         self._groups.append(f"connect-{self._connector}")
         config = self._config(declared)
@@ -117,7 +117,7 @@ class Connect(contest.Contestant):
                     )
         return False
 
-    def done(self) -> contestant_program.StartOrder:
+    def finish(self) -> contestant_program.OrderResult:
         """Delete the connector, so that its connections are closed before the table is dropped."""
         retrying(
             lambda: self._ask("DELETE", f"/connectors/{self._connector}"),
@@ -217,9 +217,9 @@ class Connect(contest.Contestant):
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
 
-def refusal(place: bench_servers.TargetDatabase) -> str | None:
+def refusal(database: bench_servers.TargetDatabase) -> str | None:
     """Return why the sink cannot write to this database, or None if it can."""
-    return "Debezium's JDBC sink has no SQLite dialect" if place.kind == "sqlite" else None
+    return "Debezium's JDBC sink has no SQLite dialect" if database.kind == "sqlite" else None
 
 
 def _properties(values: Mapping[str, str]) -> str:

@@ -52,7 +52,7 @@ class LoopEvent(msgspec.Struct):
     updated_at: str
 
 
-def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
+def apply(order: contestant_program.Order) -> contestant_program.OrderResult:
     """Apply the topic from the offsets stored in the database to its end."""
     declared = settings.load(Path(order.config))
     pipeline = settings.pipeline(declared, order.pipeline)
@@ -107,7 +107,7 @@ def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
         # Only in a benchmark: the next run starts from the beginning.
         cursor.execute(f"DROP TABLE {pipeline.table}_offsets")
         connection.commit()
-    return contestant_program.StartOrder(began, committed)
+    return contestant_program.OrderResult(began, committed)
 
 
 def row(event: LoopEvent, kind: str) -> tuple[str, str, int, str]:

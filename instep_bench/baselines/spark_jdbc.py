@@ -63,7 +63,7 @@ class Job:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         self._runs = 0
 
-    def apply(self, order: contestant_program.Order) -> contestant_program.StartOrder:
+    def apply(self, order: contestant_program.Order) -> contestant_program.OrderResult:
         declared = settings.load(Path(order.config))
         pipeline = settings.pipeline(declared, order.pipeline)
         spark = _session(declared.spark)
@@ -93,7 +93,7 @@ class Job:
             )
             query.awaitTermination()
             first = query._jsq.recentProgress()[0].timestamp()
-        return contestant_program.StartOrder(
+        return contestant_program.OrderResult(
             datetime.fromisoformat(first).timestamp(), committed[-1] if committed else 0.0
         )
 

@@ -32,14 +32,14 @@ CRASHES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class CrashEffect:
     """The effect of a crash, after another process has finished the work."""
 
     lost: int
     repeated: int
     read_again: int
     worked_again: int
-    seen: list[ClientOperation]
+    operations: list[ClientOperation]
 
     def __str__(self) -> str:
         return f"{self.lost} lost, {self.repeated} repeated of {RECORDS}"
@@ -51,7 +51,7 @@ def _session(trial: Trial) -> dict[str, Any]:
     return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
 
 
-def _plan(trial: Trial, **given: Any) -> Consuming:
+def _plan(trial: Trial, **options: Any) -> Consuming:
     topic = trial.topic(1)
     plan = Consuming(
         topic=topic,
@@ -60,8 +60,8 @@ def _plan(trial: Trial, **given: Any) -> Consuming:
             "batch": BATCH,
             "seed": trial.seed,
             "to_end": True,
-            **given,
-            "config": {**_session(trial), **given.get("config", {})},
+            **options,
+            "config": {**_session(trial), **options.get("config", {})},
         },
     )
     if plan.keep is not Keep.HISTORY:
@@ -73,47 +73,51 @@ def _publish(trial: Trial, scenario: Scenario, plan: Consuming) -> None:
     scenario.publish(Publishing(topic=plan.topic, count=RECORDS, keys=10, seed=trial.seed))
 
 
-def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> After:
+def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> CrashEffect:
     """Let another process of the group finish, and check what both have done."""
     scenario.run(msgspec.structs.replace(plan, member="second", dies_at=None))
-    seen = scenario.history()
-    worked_again = checkers.repeated(seen).count
+    operations = scenario.history()
+    worked_again = checkers.repeated(operations).count
     if plan.keep is not Keep.HISTORY:
-        seen = [one for one in seen if one.kind is not OperationKind.WORK] + table.work(
+        operations = [one for one in operations if one.kind is not OperationKind.WORK] + table.work(
             Path(plan.table), plan.group
         )
-    after = _after(seen, worked_again)
-    trial.note(f"{scenario.name}: {after}, {after.read_again} read again")
-    return after
+    effect = _effect(operations, worked_again)
+    trial.note(f"{scenario.name}: {effect}, {effect.read_again} read again")
+    return effect
 
 
-def _after(seen: list[ClientOperation], worked_again: int) -> After:
-    read_again = checkers.repeated(seen, by=OperationKind.READ).count
-    return After(
-        checkers.lost(seen).count, checkers.repeated(seen).count, read_again, worked_again, seen
+def _effect(operations: list[ClientOperation], worked_again: int) -> CrashEffect:
+    read_again = checkers.repeated(operations, by=OperationKind.READ).count
+    return CrashEffect(
+        checkers.lost(operations).count,
+        checkers.repeated(operations).count,
+        read_again,
+        worked_again,
+        operations,
     )
 
 
 def _crash(
-    trial: Trial, name: str, point: CrashPoint, dies_on: int = DIES_ON, **given: Any
-) -> After:
+    trial: Trial, name: str, point: CrashPoint, dies_on: int = DIES_ON, **options: Any
+) -> CrashEffect:
     """Run a consumer that dies at this point of this record, and one that finishes."""
     scenario = trial.scenario(name)
-    plan = _plan(trial, dies_at=point, dies_on=dies_on, **given)
+    plan = _plan(trial, dies_at=point, dies_on=dies_on, **options)
     _publish(trial, scenario, plan)
     status = scenario.run(msgspec.structs.replace(plan, member="first"))
     trial.control(f"{name}: the first consumer was killed", status == -9, f"it ended with {status}")
     return _finish(trial, scenario, plan)
 
 
-def _crashes(trial: Trial, scenarios: dict[str, dict[str, Any]]) -> dict[str, After]:
+def _crashes(trial: Trial, scenarios: dict[str, dict[str, Any]]) -> dict[str, CrashEffect]:
     """Run several crashes at the same time: each mostly waits for its session timeout."""
     return trial.together(
-        {name: partial(_crash, trial, name, **given) for name, given in scenarios.items()}
+        {name: partial(_crash, trial, name, **options) for name, options in scenarios.items()}
     )
 
 
-def _tabulate(trial: Trial, results: dict[str, After]) -> None:
+def _tabulate(trial: Trial, results: dict[str, CrashEffect]) -> None:
     rows: list[Sequence[Cell]] = [[name, one.lost, one.repeated] for name, one in results.items()]
     trial.table(f"Of {RECORDS} records", ["scenario", "lost", "repeated"], rows)
     trial.plot(
@@ -127,10 +131,10 @@ def _tabulate(trial: Trial, results: dict[str, After]) -> None:
     )
 
 
-def _kill_when_ahead(trial: Trial, name: str, **given: Any) -> After:
+def _kill_when_ahead(trial: Trial, name: str, **options: Any) -> CrashEffect:
     """Kill a consumer as soon as the broker has stored an automatic commit from it."""
     scenario = trial.scenario(name)
-    plan = _plan(trial, commit=CommitMode.AUTO, **given)
+    plan = _plan(trial, commit=CommitMode.AUTO, **options)
     _publish(trial, scenario, plan)
     first = scenario.start(msgspec.structs.replace(plan, member="first", to_end=False))
     trial.wait(
@@ -337,13 +341,14 @@ def asynchronous_commit(trial: Trial) -> None:
         f" {spread(speeds[CommitMode.SYNC], digits=0)} records/s",
     )
     sent, stored, failed, swallowed = _drop_responses(trial)
-    again = len(stored) - len(set(stored))
+    stored_twice = len(stored) - len(set(stored))
     back = sum(after < before for before, after in itertools.pairwise(stored))
     trial.control("the proxy dropped responses", swallowed > 0, f"{swallowed:,} bytes")
     trial.statement(
         "a commit without a response is not retried",
-        again == 0,
-        f"{sent} commits requested, {again} stored a second time, {failed} reported as failed",
+        stored_twice == 0,
+        f"{sent} commits requested, {stored_twice} stored a second time,"
+        f" {failed} reported as failed",
     )
     trial.statement(
         "an older commit overtakes a newer one",
@@ -382,11 +387,11 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
         proxy.clear_fault()
         read = counted.read
         trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to continue")
-    seen = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
+    operations = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
     stored = committed_offsets.commits(trial.cluster.connection, group, topic, 0)
-    failed = sum(one.outcome is OperationStatus.FAIL for one in seen)
+    failed = sum(one.outcome is OperationStatus.FAIL for one in operations)
     return (
-        sum(one.note == "sent" for one in seen),
+        sum(one.note == "sent" for one in operations),
         stored,
         failed,
         proxy.counts.swallowed_bytes - swallowed,
@@ -408,28 +413,28 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
     ),
 )
 def combined_commit(trial: Trial) -> None:
-    ways = (CommitMode.SYNC, CommitMode.COMBINED)
+    modes = (CommitMode.SYNC, CommitMode.COMBINED)
     crashes = _crashes(
         trial,
         {
-            f"{way}, killed {number}": {
+            f"{mode}, killed {number}": {
                 "point": CrashPoint.COMMITTED,
-                "commit": way,
+                "commit": mode,
                 "commit_every": 1,
                 "dies_on": DIES_ON + number,
             }
-            for way in ways
+            for mode in modes
             for number in range(1, CRASHES + 1)
         },
     )
-    closes = trial.together({str(way): partial(_close, trial, way) for way in ways})
-    taken = trial.together({str(way): partial(_hand_over, trial, way) for way in ways})
+    closes = trial.together({str(mode): partial(_close, trial, mode) for mode in modes})
+    handed_over = trial.together({str(mode): partial(_hand_over, trial, mode) for mode in modes})
     rows: list[Sequence[Cell]] = []
     rows += [["killed", name, one.lost, one.repeated] for name, one in crashes.items()]
-    for event, results in (("closed", closes), ("partition taken", taken)):
-        rows += [[event, way, one.lost, one.repeated] for way, one in results.items()]
+    for event, results in (("closed", closes), ("partition taken", handed_over)):
+        rows += [[event, mode, one.lost, one.repeated] for mode, one in results.items()]
     trial.table(f"Of {RECORDS} records", ["event", "commit", "lost", "repeated"], rows)
-    for event, results in (("closing", closes), ("a rebalance", taken)):
+    for event, results in (("closing", closes), ("a rebalance", handed_over)):
         sync, combined = results[CommitMode.SYNC], results[CommitMode.COMBINED]
         trial.control(
             f"{event}: synchronous commit loses and repeats no records",
@@ -442,9 +447,9 @@ def combined_commit(trial: Trial) -> None:
             str(combined),
         )
     sync_crashes, crashed = (
-        [one for name, one in crashes.items() if name.startswith(way)] for way in ways
+        [one for name, one in crashes.items() if name.startswith(mode)] for mode in modes
     )
-    lost, repeated = (sum(getattr(one, what) for one in crashed) for what in ("lost", "repeated"))
+    lost, repeated = (sum(getattr(one, name) for one in crashed) for name in ("lost", "repeated"))
     repeated_sync = sum(one.repeated for one in sync_crashes)
     trial.statement("a crash loses no records", lost == 0, f"{lost} lost in {CRASHES} crashes")
     trial.limit(
@@ -454,7 +459,7 @@ def combined_commit(trial: Trial) -> None:
     )
 
 
-def _close(trial: Trial, commit: CommitMode) -> After:
+def _close(trial: Trial, commit: CommitMode) -> CrashEffect:
     scenario = trial.scenario(f"{commit}, closed")
     plan = _plan(trial, commit=commit)
     _publish(trial, scenario, plan)
@@ -462,7 +467,7 @@ def _close(trial: Trial, commit: CommitMode) -> After:
     return _finish(trial, scenario, plan)
 
 
-def _hand_over(trial: Trial, commit: CommitMode) -> After:
+def _hand_over(trial: Trial, commit: CommitMode) -> CrashEffect:
     """Let a second member join and take over one of two partitions."""
     scenario = trial.scenario(f"{commit}, partition taken")
     topic = trial.topic(2)
@@ -486,8 +491,8 @@ def _hand_over(trial: Trial, commit: CommitMode) -> After:
                 "every record to be processed",
                 30,
             )
-    seen = scenario.history()
-    return _after(seen, checkers.repeated(seen).count)
+    operations = scenario.history()
+    return _effect(operations, checkers.repeated(operations).count)
 
 
 @experiment(
@@ -535,7 +540,7 @@ def commit_within_batch(trial: Trial) -> None:
     )
 
 
-def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, After]:
+def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, CrashEffect]:
     points = (CrashPoint.READ, CrashPoint.WRITING, CrashPoint.WORKED)
     return _crashes(
         trial,
@@ -563,13 +568,13 @@ def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, A
 )
 def offset_in_result_transaction(trial: Trial) -> None:
     together = _at_every_point(trial, Keep.WITH_OFFSET, CommitMode.NEVER)
-    apart = _at_every_point(trial, Keep.TABLE, CommitMode.SYNC)
-    _tabulate(trial, {**together, **apart})
-    repeated = sum(one.repeated for one in apart.values())
+    separately = _at_every_point(trial, Keep.TABLE, CommitMode.SYNC)
+    _tabulate(trial, {**together, **separately})
+    repeated = sum(one.repeated for one in separately.values())
     trial.control(
         "with the offset in Kafka, some rows are repeated",
         repeated > 0,
-        f"{repeated} repeated over {len(apart)} crashes",
+        f"{repeated} repeated over {len(separately)} crashes",
     )
     for name, one in together.items():
         trial.statement(name, one.lost == one.repeated == 0, str(one))
@@ -592,15 +597,17 @@ def offset_in_result_transaction(trial: Trial) -> None:
 def unique_index(trial: Trial) -> None:
     unique = _at_every_point(trial, Keep.UNIQUE, CommitMode.SYNC)
     _tabulate(trial, unique)
-    again = sum(one.read_again for one in unique.values())
-    trial.control("records were read again", again > 0, f"{again} over {len(unique)} crashes")
+    read_again = sum(one.read_again for one in unique.values())
+    trial.control(
+        "records were read again", read_again > 0, f"{read_again} over {len(unique)} crashes"
+    )
     for name, one in unique.items():
         trial.statement(
             name, one.lost == one.repeated == 0, f"{one!s}, {one.read_again} read again"
         )
-    done_again = sum(one.worked_again for one in unique.values())
+    worked_again = sum(one.worked_again for one in unique.values())
     trial.limit(
         "effects other than the row are repeated",
-        done_again > 0,
-        f"{done_again} records were processed twice",
+        worked_again > 0,
+        f"{worked_again} records were processed twice",
     )

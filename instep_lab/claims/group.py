@@ -57,12 +57,12 @@ def delivery_within_and_across_groups(trial: Trial) -> None:
         scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
         trial.wait(partial(_all_read, teams, [[0]] * len(teams), count), "the groups to read")
         members.at_once(teams, members.Team.close)
-        seen = scenario.history()
+        operations = scenario.history()
         for team, size in zip(teams, sizes, strict=True):
             named = f"{assignor.name}, {counted(size, 'member')}"
-            missing = checkers.lost(seen, team.group, by=OperationKind.READ)
-            twice = checkers.repeated(seen, team.group, by=OperationKind.READ)
-            shares = sorted(checkers.shares(seen, team.group).values(), reverse=True)
+            missing = checkers.lost(operations, team.group, by=OperationKind.READ)
+            twice = checkers.repeated(operations, team.group, by=OperationKind.READ)
+            shares = sorted(checkers.shares(operations, team.group).values(), reverse=True)
             trial.statement(
                 f"{named}: the group gets every record",
                 not missing,
@@ -90,11 +90,11 @@ def delivery_within_and_across_groups(trial: Trial) -> None:
                 commit=CommitMode.NEVER,
             )
         )
-    again = checkers.repeated(scenario.history(), group, by=OperationKind.READ)
+    repeated = checkers.repeated(scenario.history(), group, by=OperationKind.READ)
     trial.limit(
         "records that were read but not committed also go to the next member",
-        bool(again),
-        f"{again.count:,} of {again.of:,}",
+        bool(repeated),
+        f"{repeated.count:,} of {repeated.of:,}",
     )
 
 
@@ -152,7 +152,7 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
     scenario, topic, group = trial.scenario("share group"), trial.topic(partitions), trial.group()
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=500)
     with contextlib.ExitStack() as stack:
-        there = [
+        consumers = [
             stack.enter_context(
                 scenario.background(
                     Consuming(
@@ -165,11 +165,11 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
         stack.enter_context(scenario.background(steady))
         with contextlib.suppress(errors.InstepError):
             trial.wait(
-                lambda: all(one.read >= 20 for one in there),
+                lambda: all(one.read >= 20 for one in consumers),
                 "every member of a share group to read",
                 20,
             )
-    read = sorted((one.read for one in there), reverse=True)
+    read = sorted((one.read for one in consumers), reverse=True)
     trial.limit(
         "in a share group, all five members read from three partitions",
         all(read) or None,
@@ -211,20 +211,25 @@ def even_shares(trial: Trial) -> None:
     for size in (2, 3, 4, 5, 6, 8):
         for team in teams:
             team.grow(size)
-        teams = members.settled(trial, teams, partitions)
+        teams = members.settled_teams(trial, teams, partitions)
         before = [[one.read for one in team.members] for team in teams]
         _send(trial, scenario, topic, count, size)
         trial.wait(partial(_all_read, teams, before, count), "the groups to read")
         uneven = []
         for team, earlier in zip(teams, before, strict=True):
-            held = sorted(len(one.held) for one in team.members)
+            counts = sorted(len(one.held) for one in team.members)
             read = sorted(one.read - had for one, had in zip(team.members, earlier, strict=True))
             rows.append(
-                [team.assignor.name, size, f"{held[0]} to {held[-1]}", f"{read[0]} to {read[-1]}"]
+                [
+                    team.assignor.name,
+                    size,
+                    f"{counts[0]} to {counts[-1]}",
+                    f"{read[0]} to {read[-1]}",
+                ]
             )
-            gaps[team.assignor.name].append((str(size), held[-1] / held[0]))
-            if held[0] != held[-1]:
-                uneven.append(f"{team.assignor.name} {held[0]} to {held[-1]}")
+            gaps[team.assignor.name].append((str(size), counts[-1] / counts[0]))
+            if counts[0] != counts[-1]:
+                uneven.append(f"{team.assignor.name} {counts[0]} to {counts[-1]}")
         if partitions % size:
             trial.control(
                 f"{size} members cannot share the partitions evenly",
@@ -302,19 +307,19 @@ def _several_topics(trial: Trial) -> None:
     for team in teams:
         team.grow(2)
     members.settle(trial, teams, 12)
-    held = {team.assignor.name: sorted(len(one.held) for one in team.members) for team in teams}
+    counts = {team.assignor.name: sorted(len(one.held) for one in team.members) for team in teams}
     members.at_once(teams, members.Team.close)
-    rows: list[list[Cell]] = [[name, *numbers] for name, numbers in held.items()]
+    rows: list[list[Cell]] = [[name, *numbers] for name, numbers in counts.items()]
     trial.table(
         "Partitions of 4 topics with 3 each, by 2 members",
         ["assignor", "one member", "the other"],
         rows,
     )
-    uneven = [name for name, (least, most) in held.items() if least != most]
+    uneven = [name for name, (least, most) in counts.items() if least != most]
     trial.limit(
         f"{' and '.join(uneven) or 'no assignor'} is uneven over several topics",
         bool(uneven),
-        "; ".join(f"{name} {most} and {least}" for name, (least, most) in held.items()),
+        "; ".join(f"{name} {most} and {least}" for name, (least, most) in counts.items()),
     )
 
 
@@ -334,13 +339,13 @@ JOINS, LEAVES, DIES, GROWS = (
 class EventEffect:
     """The effect of one event on one group.
 
-    `changed` counts members whose partitions changed, `again` the records that were read again. The
-    times are the longest pauses, in seconds, of a partition that stayed with a fast member and of
-    one that moved.
+    `changed` counts the members whose partitions changed, `repeated` the records that were read
+    again. The times are the longest pauses, in seconds, of a partition that stayed with a fast
+    member and of one that moved.
     """
 
     changed: int
-    again: int
+    repeated: int
     stayed_s: float | None
     moved_s: float | None
 
@@ -365,14 +370,14 @@ def rebalance_triggers(trial: Trial) -> None:
     assignors = members.supported(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM)
     effects: dict[tuple[str, str], list[EventEffect]] = defaultdict(list)
     for number in trial.rounds(2, 6):
-        for (event, assignor), seen in _round(trial, assignors, number).items():
-            effects[event, assignor].append(seen)
+        for (event, assignor), effect in _round(trial, assignors, number).items():
+            effects[event, assignor].append(effect)
     events = list(dict.fromkeys(event for event, _ in effects))
     rows: list[list[Cell]] = []
     for event, assignor in effects:
         found = effects[event, assignor]
-        changed, again = (
-            [float(getattr(effect, name)) for effect in found] for name in ("changed", "again")
+        changed, repeated = (
+            [float(getattr(effect, name)) for effect in found] for name in ("changed", "repeated")
         )
         stayed, moved = _seconds(found, "stayed_s"), _seconds(found, "moved_s")
         rows.append(
@@ -380,7 +385,7 @@ def rebalance_triggers(trial: Trial) -> None:
                 event,
                 assignor,
                 spread(changed, digits=0),
-                spread(again, digits=0),
+                spread(repeated, digits=0),
                 spread(stayed, " s"),
                 spread(moved, " s"),
             ]
@@ -500,17 +505,17 @@ def _round(
             watch(DIES, lambda: members.at_once(teams, members.Team.kill))
         watch(GROWS, lambda: topics.grow(trial.cluster.kafka, topic, after), after)
         members.at_once(teams, members.Team.close)
-    seen = scenario.history()
+    operations = scenario.history()
     found = {
-        (event, team.assignor.name): effect_of(seen, team.group, team.slow, *span)
+        (event, team.assignor.name): effect_of(operations, team.group, team.slow, *span)
         for event, span in windows.items()
         for team in teams
     }
-    still = [found.pop((NOTHING, team.assignor.name)) for team in teams]
+    unchanged = [found.pop((NOTHING, team.assignor.name)) for team in teams]
     trial.control(
         "without an event, nothing changes",
-        not any(effect.changed for effect in still),
-        f"the longest pause is {max(_seconds(still, 'stayed_s'), default=0):.1f} s",
+        not any(effect.changed for effect in unchanged),
+        f"the longest pause is {max(_seconds(unchanged, 'stayed_s'), default=0):.1f} s",
     )
     return found
 
@@ -529,10 +534,10 @@ def _catch_up(trial: Trial, scenario: Scenario, teams: Sequence[members.Team]) -
 
 
 def effect_of(
-    seen: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int
+    operations: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int
 ) -> EventEffect:
     """Return the effect of what happened to the group in this time."""
-    mine = [one for one in seen if one.group == group and one.at_ns <= ended]
+    mine = [one for one in operations if one.group == group and one.at_ns <= ended]
     changed = {
         one.member
         for one in mine
@@ -555,7 +560,7 @@ def effect_of(
         pauses.append(max(gaps, default=0) / 1e9)
     return EventEffect(
         changed=len(changed),
-        again=_repeats(reads) - _repeats([one for one in reads if one.at_ns < began]),
+        repeated=_repeats(reads) - _repeats([one for one in reads if one.at_ns < began]),
         stayed_s=max(stayed, default=None),
         moved_s=max(moved, default=None),
     )

@@ -127,20 +127,22 @@ def idempotent_producer(trial: Trial) -> None:
             "the broker does not report it",
         )
         return
-    records = {one.partition: _records_in(scenarios["idempotent"], one.partition) for one in known}
+    records = {
+        one.partition: _records_in(scenarios["idempotent"], one.partition) for one in idempotent
+    }
     trial.statement(
         "the broker identifies the producer by its id,"
         " with a sequence number per partition that counts its records",
-        len(known) == partitions
-        and len({one.producer for one in known}) == 1
-        and all(one.last_sequence + 1 == records[one.partition] for one in known)
-        and not others,
+        len(idempotent) == partitions
+        and len({one.producer for one in idempotent}) == 1
+        and all(one.last_sequence + 1 == records[one.partition] for one in idempotent)
+        and not plain,
         ", ".join(
             f"id {one.producer}, partition {one.partition}:"
             f" last sequence {one.last_sequence} of {records[one.partition]} records"
-            for one in known
+            for one in idempotent
         )
-        + f"; {len(others)} producers known without idempotence",
+        + f"; {len(plain)} producers known without idempotence",
     )
 
 
@@ -215,7 +217,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
             "repeated for read_uncommitted",
         ],
         [
-            [name, _shown(ids[name][-1]), *(one.count for one in found.values())]
+            [name, _ids_text(ids[name][-1]), *(one.count for one in found.values())]
             for name, found in repeated.items()
         ],
     )
@@ -234,19 +236,19 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     trial.statement(
         "the second process has a different producer id",
         None if not before or not after else len(after) == 2 and before < after,
-        f"first {_shown(before)}, then {_shown(after)}",
+        f"first {_ids_text(before)}, then {_ids_text(after)}",
     )
     trial.statement(
         "records that it sends again are stored twice",
         bool(plain),
         f"{plain.count} of {plain.of} repeated",
     )
-    all_of_it = repeated["transaction left open"]["read_uncommitted"]
+    uncommitted = repeated["transaction left open"]["read_uncommitted"]
     trial.control(
         "with a transactional id, an open transaction is aborted",
-        not left_open and bool(all_of_it) and len(ids["transaction left open"][-1] or ()) == 1,
+        not left_open and bool(uncommitted) and len(ids["transaction left open"][-1] or ()) == 1,
         f"{left_open.count} of {left_open.of} repeated for readers of committed data,"
-        f" {all_of_it.count} for others; "
+        f" {uncommitted.count} for others; "
         f"{done.count} if the first process had committed",
     )
 
@@ -257,7 +259,7 @@ def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
     return None if found is None else {one.producer for one in found}
 
 
-def _shown(ids: set[int] | None) -> str:
+def _ids_text(ids: set[int] | None) -> str:
     return "unknown" if ids is None else ", ".join(map(str, sorted(ids)))
 
 
@@ -279,7 +281,7 @@ class Recipe(NamedTuple):
         return {} if self.idempotent else senders.plain(self.acks)
 
 
-class Kept(NamedTuple):
+class RecipeOutcome(NamedTuple):
     lost: Anomalies
     repeated: Anomalies
     repeated_later: Anomalies
@@ -320,9 +322,11 @@ WITHOUT = {
 )
 def exactly_once_recipe(trial: Trial) -> None:
     leader, follower, third = nodes = senders.nodes_from(trial.seed)
-    ways = [(True, "all"), (False, "all"), (False, "1")]
-    copies = [(1, 1), (2, 1), (2, 2), (3, 2)]
-    recipes = [Recipe(*way, *copy) for way in ways for copy in copies]
+    producers = [(True, "all"), (False, "all"), (False, "1")]
+    replications = [(1, 1), (2, 1), (2, 2), (3, 2)]
+    recipes = [
+        Recipe(*producer, *replication) for producer in producers for replication in replications
+    ]
     scenarios = {one: trial.scenario(one.name) for one in recipes}
     topics = {
         one: trial.topic(on=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
@@ -388,23 +392,23 @@ def exactly_once_recipe(trial: Trial) -> None:
     _show_recipes(trial, {one: found[one.name] for one in recipes}, forced)
 
 
-def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) -> Kept:
+def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) -> RecipeOutcome:
     """Send again with a new producer, which does not know how far the first one came (step 3)."""
     scenario.read_topic(topic)
-    again = Publishing(
+    repetition = Publishing(
         topic=topic,
         count=trial.scaled(50, 500),
         seed=trial.seed,
         config=recipe.config,
         flush_timeout_s=10,
     )
-    scenario.publish(again)
+    scenario.publish(repetition)
     scenario.read_topic(topic, by="later")
-    seen = scenario.history()
-    return Kept(
-        checkers.lost(seen, "reader", by=OperationKind.READ),
-        checkers.repeated(seen, "reader", by=OperationKind.READ),
-        checkers.repeated(seen, "later", by=OperationKind.READ),
+    operations = scenario.history()
+    return RecipeOutcome(
+        checkers.lost(operations, "reader", by=OperationKind.READ),
+        checkers.repeated(operations, "reader", by=OperationKind.READ),
+        checkers.repeated(operations, "later", by=OperationKind.READ),
     )
 
 
@@ -423,7 +427,7 @@ def _restore_leaders(trial: Trial, topics: Iterable[str]) -> int:
     return len(leaderless)
 
 
-def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> None:
+def _show_recipes(trial: Trial, found: Mapping[Recipe, RecipeOutcome], forced: int) -> None:
     trial.table(
         f"Each combination under the same faults ({forced} topics needed an unclean election)",
         [
@@ -442,12 +446,12 @@ def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> No
                 one.acks,
                 one.replicas,
                 one.in_sync,
-                kept.lost.of,
-                kept.lost.count,
-                kept.repeated.count,
-                kept.repeated_later.count,
+                outcome.lost.of,
+                outcome.lost.count,
+                outcome.repeated.count,
+                outcome.repeated_later.count,
             ]
-            for one, kept in found.items()
+            for one, outcome in found.items()
         ],
     )
     trial.plot(
@@ -455,24 +459,30 @@ def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> No
         "combination",
         "records",
         {
-            "lost": [(one.name, float(kept.lost.count)) for one, kept in found.items()],
-            "repeated": [(one.name, float(kept.repeated.count)) for one, kept in found.items()],
+            "lost": [(one.name, float(outcome.lost.count)) for one, outcome in found.items()],
+            "repeated": [
+                (one.name, float(outcome.repeated.count)) for one, outcome in found.items()
+            ],
         },
     )
     for statement, one in WITHOUT.items():
-        kept = found[one]
-        counted = kept.repeated if "repeated" in statement else kept.lost
+        outcome = found[one]
+        counted = outcome.repeated if "repeated" in statement else outcome.lost
         trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
-    kept = found[RECIPE]
+    outcome = found[RECIPE]
     trial.statement(
         "with all four, each acknowledged record is stored once while the producer is alive",
-        not kept.lost and not kept.repeated,
-        f"{kept.lost.count} lost, {kept.repeated.count} repeated of {kept.lost.of:,}",
+        not outcome.lost and not outcome.repeated,
+        f"{outcome.lost.count} lost, {outcome.repeated.count} repeated of {outcome.lost.of:,}",
     )
-    broken = [one for one, kept in found.items() if kept.repeated_later.count > kept.repeated.count]
+    broken = [
+        one
+        for one, outcome in found.items()
+        if outcome.repeated_later.count > outcome.repeated.count
+    ]
     trial.limit(
         "a producer that restarts and sends again repeats records",
-        kept.repeated_later.count > kept.repeated.count,
-        f"{kept.repeated_later.count} repeated with all four,"
+        outcome.repeated_later.count > outcome.repeated.count,
+        f"{outcome.repeated_later.count} repeated with all four,"
         f" and some in {len(broken)} of the {len(found)} combinations",
     )

@@ -44,14 +44,14 @@ def _send_and_read(
     names = [trial.group() for _ in range(groups)]
     for group in names:
         scenario.consume(Consuming(topic=topic, group=group, to_end=True, commit=CommitMode.NEVER))
-        seen = scenario.history()
-        read = checkers.repeated(seen, group, by=OperationKind.READ)
+        operations = scenario.history()
+        read = checkers.repeated(operations, group, by=OperationKind.READ)
         trial.control(
             f"{scenario.name}: every record was read exactly once, and nothing else",
             read.of == count
             and not read
-            and not checkers.unsent(seen, group)
-            and not checkers.reordered(seen, group),
+            and not checkers.unsent(operations, group)
+            and not checkers.reordered(operations, group),
             f"{read.of:,} of {count:,}",
         )
     return names
@@ -139,8 +139,8 @@ def topic_order_with_one_partition(trial: Trial) -> None:
     for groups in (1, 3):
         scenario = trial.scenario(f"{groups} groups")
         names = _send_and_read(trial, scenario, 1, count, keyed=True, groups=groups)
-        seen = scenario.history()
-        late = sum(checkers.unsorted(seen, group).count for group in names)
+        operations = scenario.history()
+        late = sum(checkers.unsorted(operations, group).count for group in names)
         trial.statement(
             f"{counted(groups, 'group')} in order", late == 0, f"{late} of {groups * count:,} late"
         )
@@ -168,9 +168,9 @@ def key_order_across_partitions(trial: Trial) -> None:
         "without keys, some records are inverted", without > 0, f"{without:,} of {2 * count:,}"
     )
     for partitions, late in inverted["with keys"]:
-        over = counted(partitions, "partition")
+        partitions_text = counted(partitions, "partition")
         trial.statement(
-            f"order within a key over {over}", late == 0, f"{late} of {count:,} inverted"
+            f"order within a key over {partitions_text}", late == 0, f"{late} of {count:,} inverted"
         )
 
 
@@ -210,14 +210,14 @@ def key_order_in_thread_pools(trial: Trial) -> None:
                 seed=trial.seed,
             )
         )
-        seen = scenario.history()
-        lost = checkers.lost(seen)
+        operations = scenario.history()
+        lost = checkers.lost(operations)
         trial.control(
             f"pool {pool}: every record was processed",
             not lost,
             f"{lost.count} of {lost.of:,} missing",
         )
-        inverted[pool] = checkers.inverted(seen).count
+        inverted[pool] = checkers.inverted(operations).count
     trial.plot(
         "Records processed after a later record of the same key",
         "pool of 8",
@@ -314,17 +314,17 @@ def order_under_retries(trial: Trial) -> None:
     trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
     for name in several:
         trial.statement(
-            f"{name}: some records are inverted", found[name].inverted > 0, found[name].shown
+            f"{name}: some records are inverted", found[name].inverted > 0, found[name].summary
         )
     for name in [name for name in SENDERS if name not in plain]:
         trial.statement(
-            f"{name}: no record is inverted", found[name].inverted == 0, found[name].shown
+            f"{name}: no record is inverted", found[name].inverted == 0, found[name].summary
         )
     one = found["1 in flight"]
     trial.limit(
         "without idempotence, this client inverts some records even with 1 in flight",
         one.inverted > 0,
-        one.shown,
+        one.summary,
     )
     refused = rejection({"enable.idempotence": True, IN_FLIGHT: 6})
     trial.statement(
@@ -348,17 +348,17 @@ class Disorder:
     lost: int = 0
 
     @property
-    def shown(self) -> str:
+    def summary(self) -> str:
         return f"{self.inverted:,} of {self.records:,} inverted, {self.repeated:,} repeated"
 
-    def plus(self, seen: Sequence[ClientOperation]) -> Disorder:
-        inverted = checkers.inverted(seen, by=OperationKind.READ)
+    def plus(self, operations: Sequence[ClientOperation]) -> Disorder:
+        inverted = checkers.inverted(operations, by=OperationKind.READ)
         return Disorder(
             self.records + inverted.of,
             self.inverted + inverted.count,
-            self.repeated + checkers.repeated(seen, by=OperationKind.READ).count,
-            self.went_back + checkers.went_back(seen, by=OperationKind.READ).count,
-            self.lost + checkers.lost(seen, by=OperationKind.READ).count,
+            self.repeated + checkers.repeated(operations, by=OperationKind.READ).count,
+            self.went_back + checkers.went_back(operations, by=OperationKind.READ).count,
+            self.lost + checkers.lost(operations, by=OperationKind.READ).count,
         )
 
 
@@ -450,10 +450,10 @@ def key_order_when_partitions_are_added(trial: Trial) -> None:
                     batch=50,
                 )
             )
-        seen = scenario.history()
-        inverted[name] = checkers.inverted(seen, by=OperationKind.READ).count
+        operations = scenario.history()
+        inverted[name] = checkers.inverted(operations, by=OperationKind.READ).count
         places: dict[str | None, set[int | None]] = {}
-        for one in seen:
+        for one in operations:
             if one.kind is OperationKind.READ:
                 places.setdefault(one.key, set()).add(one.partition)
         moved = sum(len(found) > 1 for found in places.values())

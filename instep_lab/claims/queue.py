@@ -23,7 +23,7 @@ MEASURED_FILE = "queues.json"
 LIST, CLASSIC, ZERO = "redis-list", "rabbitmq-classic", "zeromq"
 SMALL = (100, 1_000)
 LARGE = (100_000, 1_000_000)
-MUCH, UNBEARABLE = 2.0, 0.5
+MUCH_FASTER, UNBEARABLY_SLOW = 2.0, 0.5
 UNSTEADY = 2.0
 MODES = {True: "durable", False: "not durable"}
 PYTHON = (
@@ -36,7 +36,7 @@ NOT_THE_SPEED = (
     " must read it again."
 )
 
-Way = Callable[[measuring.QueueRate], Rate]
+RateChoice = Callable[[measuring.QueueRate], Rate]
 Cells = Mapping[tuple[str, bool, int], measuring.QueueRate]
 
 
@@ -81,7 +81,7 @@ def redis_enqueue_rate(trial: Trial) -> None:
             holds,
             _compared(measured, ratios, SMALL),
         )
-        holds = None if ratios is None else all(ratios[size] < UNBEARABLE for size in LARGE)
+        holds = None if ratios is None else all(ratios[size] < UNBEARABLY_SLOW for size in LARGE)
         trial.statement(
             f"{mode}, Redis is unbearably slow above 10 kB",
             holds,
@@ -108,7 +108,7 @@ def redis_dequeue_rate(trial: Trial) -> None:
     _show(trial, measured, "Dequeue", lambda cell: cell.dequeue)
     for durable, mode in MODES.items():
         ratios = _ratios(measured, lambda cell: cell.dequeue, durable)
-        holds = None if ratios is None else all(ratio >= MUCH for ratio in ratios.values())
+        holds = None if ratios is None else all(ratio >= MUCH_FASTER for ratio in ratios.values())
         trial.statement(
             f"{mode}, Redis dequeues much faster at every size",
             holds,
@@ -146,18 +146,20 @@ def zeromq_rate_and_loss(trial: Trial) -> None:
     dead, alive = (found.get((ZERO, False, killed)) for killed in (True, False))
     lost = None if dead is None else dead.lost.count == dead.sent
     trial.statement(
-        "messages queued by ZeroMQ are lost with the sending process", lost, _kept(measured, dead)
+        "messages queued by ZeroMQ are lost with the sending process",
+        lost,
+        _loss_text(measured, dead),
     )
     trial.control(
         "without the kill, that process delivers all messages",
         None if alive is None else not alive.lost,
-        _kept(measured, alive),
+        _loss_text(measured, alive),
     )
     kafka = found["kafka", True, True]
     trial.control(
         "Kafka with acks=all keeps all records that the killed broker had acknowledged",
         not kafka.lost,
-        _kept(measured, kafka),
+        _loss_text(measured, kafka),
     )
     lossy = [f"{one.system}, {MODES[one.durable]}" for one in losses if not one.killed and one.lost]
     trial.control(
@@ -236,13 +238,16 @@ def _losses(trial: Trial) -> list[Loss]:
     return found
 
 
-def _ratios(measured: QueueMeasurements, way: Way, durable: bool) -> dict[int, float] | None:
+def _ratios(
+    measured: QueueMeasurements, rate_of: RateChoice, durable: bool
+) -> dict[int, float] | None:
     """Return the rate of Redis relative to RabbitMQ, by size; None if one of them is missing."""
     if measured.missing.keys() & {LIST, CLASSIC}:
         return None
     cells = measured.cells
     return {
-        size: way(cells[LIST, durable, size]).median / way(cells[CLASSIC, durable, size]).median
+        size: rate_of(cells[LIST, durable, size]).median
+        / rate_of(cells[CLASSIC, durable, size]).median
         for size in measuring.COUNTS
     }
 
@@ -261,7 +266,7 @@ def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size
     trial.statement(statement, own > best.through.median, evidence)
 
 
-def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> None:
+def _show(trial: Trial, measured: QueueMeasurements, title: str, rate_of: RateChoice) -> None:
     """Add a table and, for each mode, a plot of messages per second over size."""
     cells = measured.cells
     rows: list[list[Cell]] = []
@@ -270,7 +275,7 @@ def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> No
             rows.append([kind.name, measured.missing[kind.name], *(None for _ in measuring.COUNTS)])
             continue
         for durable in kind.durable:
-            rates = [way(cells[kind.name, durable, size]) for size in measuring.COUNTS]
+            rates = [rate_of(cells[kind.name, durable, size]) for size in measuring.COUNTS]
             rows.append([kind.name, MODES[durable], *(_rate(rate) for rate in rates)])
     sizes = [_size(size) for size in measuring.COUNTS]
     trial.table(
@@ -281,7 +286,7 @@ def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> No
     for durable, mode in MODES.items():
         series: dict[str, list[tuple[Cell, float | None]]] = {
             kind.name: [
-                (size, way(cells[kind.name, durable, size]).median) for size in measuring.COUNTS
+                (size, rate_of(cells[kind.name, durable, size]).median) for size in measuring.COUNTS
             ]
             for kind in KINDS
             if durable in kind.durable and kind.name not in measured.missing
@@ -303,7 +308,7 @@ def _show_losses(trial: Trial, losses: Iterable[Loss], missing: Mapping[str, str
         [one.system, MODES[one.durable], one.sent, one.lost.count, one.repeated.count]
         for one in killed
     ]
-    rows += [[name, what, None, None, None] for name, what in missing.items()]
+    rows += [[name, remedy, None, None, None] for name, remedy in missing.items()]
     trial.table(
         "Messages lost when the process that holds them is killed",
         ["system", "used", "sent", "lost", "repeated"],
@@ -316,11 +321,11 @@ def _show_losses(trial: Trial, losses: Iterable[Loss], missing: Mapping[str, str
 
 
 def _control(trial: Trial, measured: QueueMeasurements) -> None:
-    varied = measuring.unsteadiness(measured.cells.values())
+    factor = measuring.unsteadiness(measured.cells.values())
     trial.control(
         "the machine was quiet enough to compare rates",
-        varied <= UNSTEADY,
-        f"within one measurement, the fastest round was {varied:.1f} times the slowest;"
+        factor <= UNSTEADY,
+        f"within one measurement, the fastest round was {factor:.1f} times the slowest;"
         f" up to {UNSTEADY:g} is accepted",
     )
     unsound = sum(not one.sound for one in measured.speeds)
@@ -342,7 +347,7 @@ def _compared(
     )
 
 
-def _kept(measured: QueueMeasurements, loss: Loss | None) -> str:
+def _loss_text(measured: QueueMeasurements, loss: Loss | None) -> str:
     if loss is None:
         return _missing(measured)
     return f"{loss.lost.count} of {loss.sent} lost, {loss.repeated.count} repeated"

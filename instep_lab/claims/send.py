@@ -88,8 +88,8 @@ def acks_under_leader_failure(trial: Trial) -> None:
             scenario.read_topic(topics[acks])
             found[acks].append(checkers.lost(scenario.history(), by=OperationKind.READ))
         trial.cluster.recover()
-    lost = {acks: sum(one.count for one in some) for acks, some in found.items()}
-    of = {acks: sum(one.of for one in some) for acks, some in found.items()}
+    lost = {acks: sum(one.count for one in rounds) for acks, rounds in found.items()}
+    of = {acks: sum(one.of for one in rounds) for acks, rounds in found.items()}
     trial.plot(
         "Records lost when the leader dies",
         "acks",
@@ -100,8 +100,8 @@ def acks_under_leader_failure(trial: Trial) -> None:
         "Records reported as sent that are not in the log",
         ["acks", "reported", "lost", "lost per kill"],
         [
-            [acks, of[acks], lost[acks], ", ".join(str(one.count) for one in some)]
-            for acks, some in found.items()
+            [acks, of[acks], lost[acks], ", ".join(str(one.count) for one in rounds)]
+            for acks, rounds in found.items()
         ],
     )
     trial.control(
@@ -144,11 +144,11 @@ def acks_all_with_one_replica(trial: Trial) -> None:
     for name, scenario in scenarios.items():
         scenario.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
         scenario.read_topic(topics[name], by="before")
-        gone = checkers.lost(scenario.history(), "before", by=OperationKind.READ)
+        missing = checkers.lost(scenario.history(), "before", by=OperationKind.READ)
         trial.control(
             f"{name}: all records are there before the fault",
-            gone.of == count and not gone,
-            f"{gone.count} of {gone.of:,} missing",
+            missing.of == count and not missing,
+            f"{missing.count} of {missing.of:,} missing",
         )
     trial.kill(nodes[0])
     trial.wipe(nodes[0])
@@ -158,7 +158,7 @@ def acks_all_with_one_replica(trial: Trial) -> None:
     )
     trial.restart(nodes[0])
     trial.cluster.wait_in_sync(topics["3 replicas"])
-    if not (stays := senders.leader_of(trial, topics["1 replica"]) is not None):
+    if not (has_leader := senders.leader_of(trial, topics["1 replica"]) is not None):
         # Kafka knows which replicas were complete, and does not elect an empty one unless forced to
         with admin_extras.connect(trial.cluster.kafka) as extras:
             forced = extras is not None and extras.elect_unclean(topics["1 replica"], 0)
@@ -177,7 +177,7 @@ def acks_all_with_one_replica(trial: Trial) -> None:
     trial.control(
         "with three replicas, no record is lost", not three, f"{three.count} of {three.of:,}"
     )
-    how = "" if stays else "; the partition had no leader until an unclean election was forced"
+    how = "" if has_leader else "; the partition had no leader until an unclean election was forced"
     trial.statement(
         "with one replica, acknowledged records are lost",
         bool(one),
@@ -232,56 +232,57 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
             )
         return results
 
-    whole = send(0)
+    both_in_sync = send(0)
     trial.kill(follower)
     trial.wait(
         lambda: all(senders.in_sync(trial, topic) == {leader} for topic in topics.values()),
         "the follower to be out of sync",
     )
     trial.note(f"in sync: {leader} alone, below the minimum of 2")
-    short = send(count)
+    one_in_sync = send(count)
     readable = {}
     for acks, scenario in scenarios.items():
         scenario.read_topic(topics[acks], by="meanwhile")
         readable[acks] = _read_from(scenario, "meanwhile", count)
     trial.restart(follower)
-    kept = {}
+    stored = {}
     for acks, scenario in scenarios.items():
         trial.cluster.wait_in_sync(topics[acks])
         scenario.read_topic(topics[acks])
-        kept[acks] = _read_from(scenario, "reader", count)
+        stored[acks] = _read_from(scenario, "reader", count)
     trial.table(
         f"{count} sends with one of two required replicas in sync",
         ["acks", "acknowledged", "errors", "readable immediately", "in the log later"],
-        [[acks, *short[acks], readable[acks], kept[acks]] for acks in ACKS],
+        [[acks, *one_in_sync[acks], readable[acks], stored[acks]] for acks in ACKS],
     )
     trial.plot(
         "Records accepted by the log below min.insync.replicas",
         "acks",
         "records",
-        {"in the log": [(acks, float(counted)) for acks, counted in kept.items()]},
+        {"in the log": [(acks, float(counted)) for acks, counted in stored.items()]},
     )
     trial.control(
         "with both replicas in sync, every acks level is acknowledged",
-        all(acknowledged == count for acknowledged, _ in whole.values()),
-        ", ".join(f"acks={acks}: {sent} of {count}" for acks, (sent, _) in whole.items()),
+        all(acknowledged == count for acknowledged, _ in both_in_sync.values()),
+        ", ".join(f"acks={acks}: {sent} of {count}" for acks, (sent, _) in both_in_sync.items()),
     )
     for acks in ("0", "1"):
         trial.statement(
             f"acks={acks} is not rejected",
-            short[acks][0] == count and kept[acks] == count,
-            f"{short[acks][0]} of {count} acknowledged, {kept[acks]} in the log",
+            one_in_sync[acks][0] == count and stored[acks] == count,
+            f"{one_in_sync[acks][0]} of {count} acknowledged, {stored[acks]} in the log",
         )
     trial.statement(
         "acks=all is rejected",
-        short["all"][0] == 0 and kept["all"] == 0,
-        f"{short['all'][0]} of {count} acknowledged ({short['all'][1]}), {kept['all']} in the log",
+        one_in_sync["all"][0] == 0 and stored["all"] == 0,
+        f"{one_in_sync['all'][0]} of {count} acknowledged ({one_in_sync['all'][1]}),"
+        f" {stored['all']} in the log",
     )
     trial.limit(
         "readers are affected too: records written with acks=1 below the minimum become readable"
         " only when enough replicas are in sync again",
-        readable["1"] == 0 and kept["1"] > 0,
-        f"{readable['1']} of {kept['1']} readable immediately, all of them later",
+        readable["1"] == 0 and stored["1"] > 0,
+        f"{readable['1']} of {stored['1']} readable immediately, all of them later",
     )
 
 
@@ -372,30 +373,30 @@ def delivery_modes(trial: Trial) -> None:
         DeliveryMode.WAIT: trial.scaled(300, 2_000),
     }
     counts[DeliveryMode.CALLBACK] = counts[DeliveryMode.FORGET]
-    rates: dict[DeliveryMode, list[float]] = {way: [] for way in DeliveryMode}
+    rates: dict[DeliveryMode, list[float]] = {mode: [] for mode in DeliveryMode}
     topic = trial.topic(1)
     for number in trial.rounds(3, 7):
-        for way, count in counts.items():
-            scenario = trial.scenario(f"{way}, round {number + 1}")
+        for mode, count in counts.items():
+            scenario = trial.scenario(f"{mode}, round {number + 1}")
             began = time.monotonic()
             scenario.publish(
                 Publishing(
-                    topic=topic, count=count, seed=trial.seed, way=way, config={"linger.ms": 0}
+                    topic=topic, count=count, seed=trial.seed, way=mode, config={"linger.ms": 0}
                 )
             )
-            rates[way].append(count / (time.monotonic() - began))
+            rates[mode].append(count / (time.monotonic() - began))
     refused = trial.scaled(100, 500)
     small = trial.topic(1, max_message_bytes="2000")
-    learnt: dict[DeliveryMode, tuple[int, float | None]] = {}
-    for way in DeliveryMode:
-        scenario = trial.scenario(f"{way}, refused")
+    reported: dict[DeliveryMode, tuple[int, float | None]] = {}
+    for mode in DeliveryMode:
+        scenario = trial.scenario(f"{mode}, refused")
         scenario.publish(
             Publishing(
                 topic=small,
                 count=refused,
                 size=5_000,
                 seed=trial.seed,
-                way=way,
+                way=mode,
                 config={"linger.ms": 0},
             )
         )
@@ -406,7 +407,7 @@ def delivery_modes(trial: Trial) -> None:
             sum(failure.at_ns - failure.took_ns < start < failure.at_ns for start in starts)
             for failure in failed
         ]
-        learnt[way] = len(failed), statistics.mean(behind) if behind else None
+        reported[mode] = len(failed), statistics.mean(behind) if behind else None
     scenario = trial.scenario("what the log has")
     scenario.read_topic(small)
     arrived = sum(1 for _ in history.of(scenario.history(), OperationKind.READ))
@@ -414,7 +415,7 @@ def delivery_modes(trial: Trial) -> None:
         "Records per second",
         "way",
         "records",
-        {"median": [(way, statistics.median(some)) for way, some in rates.items()]},
+        {"median": [(mode, statistics.median(values)) for mode, values in rates.items()]},
     )
     trial.table(
         f"{refused} records that the topic rejects",
@@ -425,8 +426,8 @@ def delivery_modes(trial: Trial) -> None:
             "records sent before a rejection was reported",
         ],
         [
-            [way, spread(rates[way], digits=0), learnt[way][0], learnt[way][1]]
-            for way in DeliveryMode
+            [mode, spread(rates[mode], digits=0), reported[mode][0], reported[mode][1]]
+            for mode in DeliveryMode
         ],
     )
     trial.control(
@@ -443,20 +444,21 @@ def delivery_modes(trial: Trial) -> None:
     )
     trial.statement(
         "fire-and-forget learns nothing",
-        learnt[DeliveryMode.FORGET][0] == 0,
-        f"{learnt[DeliveryMode.FORGET][0]} of {refused} rejections",
+        reported[DeliveryMode.FORGET][0] == 0,
+        f"{reported[DeliveryMode.FORGET][0]} of {refused} rejections",
     )
     trial.statement(
         "waiting reports each rejection before the next send",
-        learnt[DeliveryMode.WAIT] == (refused, 0),
-        f"{learnt[DeliveryMode.WAIT][0]} of {refused} rejections,"
-        f" {learnt[DeliveryMode.WAIT][1]} more records sent by then",
+        reported[DeliveryMode.WAIT] == (refused, 0),
+        f"{reported[DeliveryMode.WAIT][0]} of {refused} rejections,"
+        f" {reported[DeliveryMode.WAIT][1]} more records sent by then",
     )
     trial.statement(
         "a callback reports each rejection, later",
-        learnt[DeliveryMode.CALLBACK][0] == refused and (learnt[DeliveryMode.CALLBACK][1] or 0) > 0,
-        f"{learnt[DeliveryMode.CALLBACK][0]} of {refused} rejections,"
-        f" {learnt[DeliveryMode.CALLBACK][1] or 0:.0f} more records sent by then",
+        reported[DeliveryMode.CALLBACK][0] == refused
+        and (reported[DeliveryMode.CALLBACK][1] or 0) > 0,
+        f"{reported[DeliveryMode.CALLBACK][0]} of {refused} rejections,"
+        f" {reported[DeliveryMode.CALLBACK][1] or 0:.0f} more records sent by then",
     )
 
 
@@ -476,7 +478,7 @@ def delivery_modes(trial: Trial) -> None:
 def exit_without_flush(trial: Trial) -> None:
     count = trial.scaled(2_000, 20_000)
     missing: dict[str, list[Anomalies]] = {"with flush": [], "without flush": []}
-    betrayed = 0
+    lost_acknowledged = 0
     for number in trial.rounds(1, 5):
         for name, found in missing.items():
             scenario, topic = trial.scenario(f"{name}, round {number + 1}"), trial.topic(1)
@@ -492,9 +494,9 @@ def exit_without_flush(trial: Trial) -> None:
                 )
             )
             scenario.read_topic(topic)
-            seen = scenario.history()
-            found.append(_unread(seen))
-            betrayed += checkers.lost(seen, by=OperationKind.READ).count
+            operations = scenario.history()
+            found.append(_unread(operations))
+            lost_acknowledged += checkers.lost(operations, by=OperationKind.READ).count
     sums = {
         name: (sum(one.count for one in found), sum(one.of for one in found))
         for name, found in missing.items()
@@ -512,8 +514,8 @@ def exit_without_flush(trial: Trial) -> None:
     )
     trial.control(
         "all acknowledged records are there",
-        betrayed == 0,
-        f"{betrayed} acknowledged records are missing",
+        lost_acknowledged == 0,
+        f"{lost_acknowledged} acknowledged records are missing",
     )
     trial.statement(
         "without a flush, some records are missing",
@@ -656,14 +658,14 @@ def partition_of_numeric_key(trial: Trial) -> None:
     by_hash = {"Java's murmur2": "murmur2_random", "librdkafka's CRC32": "consistent_random"}
     places: dict[str, dict[str, list[int]]] = {}
     for name, partitioner in {"k modulo n": None, **by_hash}.items():
-        for spelling in (KeyEncoding.DIGITS, KeyEncoding.INTEGER):
-            scenario, topic = trial.scenario(f"{name}, {spelling}"), trial.topic(partitions)
+        for encoding in (KeyEncoding.DIGITS, KeyEncoding.INTEGER):
+            scenario, topic = trial.scenario(f"{name}, {encoding}"), trial.topic(partitions)
             plan = Publishing(
                 topic=topic,
                 count=count,
                 keys=keys,
                 seed=trial.seed,
-                encoding=spelling,
+                encoding=encoding,
                 by_number=None if partitioner else partitions,
                 config={"partitioner": partitioner} if partitioner else {},
             )
@@ -674,25 +676,25 @@ def partition_of_numeric_key(trial: Trial) -> None:
                 found.setdefault(one.key or "", set()).add(
                     -1 if one.partition is None else one.partition
                 )
-            places[scenario.name] = {key: sorted(some) for key, some in sorted(found.items())}
+            places[scenario.name] = {key: sorted(located) for key, located in sorted(found.items())}
     names = [f"k{number}" for number in range(keys)]
     trial.table(
         "Partition of each key",
         ["method, key encoding", *(name.removeprefix("k") for name in names)],
         [
-            [how, *(", ".join(map(str, some.get(name, []))) for name in names)]
-            for how, some in places.items()
+            [how, *(", ".join(map(str, located.get(name, []))) for name in names)]
+            for how, located in places.items()
         ],
     )
     right = {
-        how: sum(some.get(f"k{number}") == [number % partitions] for number in range(keys))
-        for how, some in places.items()
+        how: sum(located.get(f"k{number}") == [number % partitions] for number in range(keys))
+        for how, located in places.items()
     }
-    reckoned = [counted for how, counted in right.items() if how.startswith("k modulo n")]
+    computed = [counted for how, counted in right.items() if how.startswith("k modulo n")]
     hashed = {how: counted for how, counted in right.items() if not how.startswith("k modulo n")}
     complete = all(
-        len(some) == keys and all(len(one) == 1 for one in some.values())
-        for some in places.values()
+        len(located) == keys and all(len(one) == 1 for one in located.values())
+        for located in places.values()
     )
     trial.control(
         "every key was sent and is in one partition",
@@ -701,8 +703,8 @@ def partition_of_numeric_key(trial: Trial) -> None:
     )
     trial.statement(
         "with k modulo n computed by the sender, each key is there",
-        min(reckoned) == keys,
-        f"{min(reckoned)} of {keys} keys",
+        min(computed) == keys,
+        f"{min(computed)} of {keys} keys",
     )
     trial.limit(
         "the default hashes of the clients put keys elsewhere",

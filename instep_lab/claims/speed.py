@@ -55,8 +55,8 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
     )
     scenario.consume(plan)
     events_s = time.monotonic() - began
-    seen = scenario.history()
-    lost = checkers.lost(seen, by=OperationKind.WORK)
+    operations = scenario.history()
+    lost = checkers.lost(operations, by=OperationKind.WORK)
     trial.control("every event is in the table", not lost, f"{lost.count} of {lost.of:,} missing")
     trial.table(
         "9,000 documents",
@@ -103,9 +103,9 @@ def records_per_second(trial: Trial) -> None:
         [[spread(rates, digits=0)]],
     )
     slowest, fastest = min(rates), max(rates)
-    settled = None if slowest < CLAIMED_PER_S <= fastest else slowest >= CLAIMED_PER_S
+    holds = None if slowest < CLAIMED_PER_S <= fastest else slowest >= CLAIMED_PER_S
     trial.statement(
         "100,000 records per second or more",
-        settled,
+        holds,
         f"{spread(rates, digits=0)} records per second, broker and client on one machine",
     )

@@ -165,7 +165,7 @@ def new_group_with_latest(trial: Trial) -> None:
     scenario = trial.scenario("two days")
     topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
     _backlog(trial, scenario, topic, count)
-    there, skipped = count, list[list[Cell]]()
+    published, skipped = count, list[list[Cell]]()
     for protocol in trial.cluster.protocols:
         everything = _read(
             trial,
@@ -174,8 +174,8 @@ def new_group_with_latest(trial: Trial) -> None:
         )
         trial.control(
             f"{protocol}: the backlog can be read",
-            everything.count == there,
-            f"{everything.count:,} of {there:,}",
+            everything.count == published,
+            f"{everything.count:,} of {published:,}",
         )
 
         plan = _new_group(
@@ -185,22 +185,22 @@ def new_group_with_latest(trial: Trial) -> None:
             f"{protocol}, latest",
             commit=CommitMode.NEVER,
         )
-        _read(trial, scenario, plan, new, first=there)
+        _read(trial, scenario, plan, new, first=published)
         numbers = _numbers(scenario, plan.group)
         old, fresh = (
-            sum(number < there for number in numbers),
-            sum(number >= there for number in numbers),
+            sum(number < published for number in numbers),
+            sum(number >= published for number in numbers),
         )
-        trial.statement(f"{protocol}: no older record is read", old == 0, f"{old} of {there:,}")
+        trial.statement(f"{protocol}: no older record is read", old == 0, f"{old} of {published:,}")
         trial.statement(
             f"{protocol}: records that arrive once it is at the end are read",
             fresh == new,
             f"{fresh} of {new}",
         )
 
-        _more(trial, scenario, topic, new, first=there + new)
+        _more(trial, scenario, topic, new, first=published + new)
         again = _read(trial, scenario, _with(plan, member=f"{protocol}, again"))
-        there += 2 * new
+        published += 2 * new
         away = new - again.count
         trial.limit(
             f"{protocol}: records that arrive while it is away, before its first commit,"
@@ -237,11 +237,13 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
         began_ns = time.monotonic_ns()
         with scenario.background(plan) as (counted, _):
             trial.wait(lambda: counted.read > 100, "the consumer to read")
-    seen, first = scenario.history(), dict[int | None, int]()
-    for one in history.of(seen, OperationKind.READ):
+    operations, first = scenario.history(), dict[int | None, int]()
+    for one in history.of(operations, OperationKind.READ):
         first.setdefault(one.partition, one.offset or 0)
     sent = [
-        one for one in history.of(seen, OperationKind.SEND) if one.at_ns - one.took_ns > began_ns
+        one
+        for one in history.of(operations, OperationKind.SEND)
+        if one.at_ns - one.took_ns > began_ns
     ]
     return sum((one.offset or 0) < first.get(one.partition, 0) for one in sent)
 
@@ -270,26 +272,26 @@ def new_group_with_earliest(trial: Trial) -> None:
     topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
     _backlog(trial, scenario, topic, count)
     for number, protocol in enumerate(trial.cluster.protocols):
-        there = count + number * new
+        published = count + number * new
         found = _read(
             trial,
             scenario,
             _new_group(trial, topic, _config("earliest", protocol), protocol),
             new,
-            first=there,
+            first=published,
         )
         trial.statement(
             f"{protocol}: everything is read",
-            found.count == there + new,
-            f"{found.count:,} of {there:,} old and {new:,} new",
+            found.count == published + new,
+            f"{found.count:,} of {published:,} old and {new:,} new",
         )
     total = count + len(trial.cluster.protocols) * new
     first = topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
-    left = _read(trial, scenario, _new_group(trial, topic, _config("earliest"), "late"))
+    late_reader = _read(trial, scenario, _new_group(trial, topic, _config("earliest"), "late"))
     trial.limit(
         "records deleted before the group started are not read",
-        left.count < total and left.began == first,
-        f"{left.count:,} of {total:,}, from the first remaining record",
+        late_reader.count < total and late_reader.began == first,
+        f"{late_reader.count:,} of {total:,}, from the first remaining record",
     )
 
 
@@ -331,9 +333,9 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
     topic = trial.topic(PARTITIONS)
     _more(trial, scenario, topic, 3 * count, first=0)
     middle, ends = _middle(trial, topic), _ends(trial, topic)
-    some = {part: middle[part] for part in range(PARTITIONS - 1)}
+    partly = {part: middle[part] for part in range(PARTITIONS - 1)}
     began = {
-        reset: _began_after(trial, scenario, topic, some, reset)[PARTITIONS - 1]
+        reset: _began_after(trial, scenario, topic, partly, reset)[PARTITIONS - 1]
         for reset in ("earliest", "latest")
     }
     trial.limit(
@@ -344,15 +346,15 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
     first = topics.trim(
         trial.cluster.kafka, topic, {part: place + 1 for part, place in middle.items()}
     )
-    gone = {
+    after_expiry = {
         reset: _began_after(trial, scenario, topic, middle, reset)
         for reset in ("earliest", "latest")
     }
     trial.limit(
         "a committed offset that was deleted follows the setting",
-        gone == {"earliest": first, "latest": ends},
-        f"committed {_show(middle)}; earliest began at {_show(gone['earliest'])},"
-        f" latest at {_show(gone['latest'])}",
+        after_expiry == {"earliest": first, "latest": ends},
+        f"committed {_show(middle)}; earliest began at {_show(after_expiry['earliest'])},"
+        f" latest at {_show(after_expiry['latest'])}",
     )
 
 

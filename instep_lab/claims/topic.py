@@ -103,23 +103,29 @@ def adding_and_removing_replicas(trial: Trial) -> None:
     cluster, scenario = trial.cluster.kafka, trial.scenario("reassigned")
     topic = trial.topic(1, replicas=1)
     scenario.publish(Publishing(topic=topic, count=1_000, seed=trial.seed))
-    seen: list[int] = []
-    for wanted in (3, 1):
-        replication.execute(cluster, topic, replication.plan(cluster, topic, wanted), trial.note)
+    replica_counts: list[int] = []
+    for replicas in (3, 1):
+        replication.execute(cluster, topic, replication.plan(cluster, topic, replicas), trial.note)
         trial.cluster.wait_in_sync(topic)
-        seen.append(len(layout.read(cluster).topics[topic].partitions[0].replicas))
+        replica_counts.append(len(layout.read(cluster).topics[topic].partitions[0].replicas))
         group = trial.group()
         scenario.consume(
             Consuming(topic=topic, group=group, count=1_000, idle_s=20, commit=CommitMode.NEVER)
         )
         missing = checkers.lost(scenario.history(), group, by=OperationKind.READ).count
         trial.control(
-            f"all records are there with {wanted} replicas",
+            f"all records are there with {replicas} replicas",
             missing == 0,
             f"{missing} of 1,000 missing",
         )
-    trial.control("replicas are added", seen[0] == 3, f"{seen[0]} after requesting 3")
-    trial.statement("replicas are never removed", seen[1] == 3, f"{seen[1]} after requesting 1")
+    trial.control(
+        "replicas are added", replica_counts[0] == 3, f"{replica_counts[0]} after requesting 3"
+    )
+    trial.statement(
+        "replicas are never removed",
+        replica_counts[1] == 3,
+        f"{replica_counts[1]} after requesting 1",
+    )
 
 
 @experiment(
@@ -266,9 +272,10 @@ def seek_time_by_log_length(trial: Trial) -> None:
     times: dict[int, list[float]] = {length: [] for length in lengths}
     for _ in trial.rounds(5, 20):
         for length, topic in logs.items():
-            drawn = [trial.random.randrange(length) for _ in range(20)]
+            random_offsets = [trial.random.randrange(length) for _ in range(20)]
             times[length] += [
-                one * 1000 for one in bulk.seek_times(trial.cluster.connection, topic, drawn, group)
+                one * 1000
+                for one in bulk.seek_times(trial.cluster.connection, topic, random_offsets, group)
             ]
     medians = {length: statistics.median(found) for length, found in times.items()}
     rows: list[list[Cell]] = [

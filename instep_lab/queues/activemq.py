@@ -73,16 +73,16 @@ class ActiveQueue:
     def enqueue(self, messages: Sequence[bytes]) -> None:
         keeping = {"persistent": str(self._durable).lower()}
         for batch in system.batches(messages):
-            wanted = self._counter.receipts + (len(batch) if self._durable else 0)
+            expected = self._counter.receipts + (len(batch) if self._durable else 0)
             for number, message in enumerate(batch):
                 answer = {"receipt": str(number)} if self._durable else {}
                 self._connection.send(self._destination, message, headers={**keeping, **answer})
-            self._wait_receipts(wanted)
+            self._wait_receipts(expected)
         if not self._durable:
             # A receipt for a later frame: the broker handles the frames of a connection in order.
-            wanted = self._counter.receipts + 1
+            expected = self._counter.receipts + 1
             self._connection.subscribe("/queue/nothing", "nothing", headers={"receipt": "last"})
-            self._wait_receipts(wanted)
+            self._wait_receipts(expected)
             self._connection.unsubscribe("nothing")
 
     def dequeue(self, count: int) -> list[bytes]:
@@ -100,9 +100,9 @@ class ActiveQueue:
             found, self._counter.messages = self._counter.messages[:count], []
         if self._durable and len(found) > acknowledged:
             self._connection.ack(found[-1].headers["ack"])
-        wanted = self._counter.receipts + 1
+        expected = self._counter.receipts + 1
         self._connection.unsubscribe(READER, headers={"receipt": "end"})
-        self._wait_receipts(wanted)
+        self._wait_receipts(expected)
         return [frame.body for frame in found]
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class ActiveQueue:
         """Acknowledge all messages up to this one."""
         self._connection.ack(self._counter.messages[count - 1].headers["ack"])
 
-    def _wait_receipts(self, wanted: int) -> None:
+    def _wait_receipts(self, expected: int) -> None:
         with self._counter.changed:
             came = self._counter.changed.wait_for(
-                lambda: self._counter.receipts >= wanted or self._counter.failure, ANSWER_S
+                lambda: self._counter.receipts >= expected or self._counter.failure, ANSWER_S
             )
         if self._counter.failure or not came:
             raise errors.Unreachable(

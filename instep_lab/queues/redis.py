@@ -37,7 +37,7 @@ class ListQueue:
         while len(found) < count:
             wanted = system.next_batch(count, found)
             with self._client.pipeline(transaction=False) as pipeline:
-                for _ in range(wanted):
+                for _ in range(limit):
                     if self._durable:
                         pipeline.lmove(self._name, self._taken, "RIGHT", "LEFT")
                     else:
@@ -77,7 +77,7 @@ class StreamQueue:
         while len(found) < count:
             wanted = system.next_batch(count, found)
             answer: Any = self._client.xreadgroup(
-                GROUP, READER, {self._name: ">"}, count=wanted, noack=not self._durable
+                GROUP, READER, {self._name: ">"}, count=limit, noack=not self._durable
             )
             entries = _entries(answer)
             if not entries:

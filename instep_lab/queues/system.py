@@ -39,7 +39,7 @@ class Holder(Protocol):
     def start(self) -> None: ...
 
 
-class Handed(Protocol):
+class SendingSide(Protocol):
     """The sending side after messages were handed over."""
 
     def close(self) -> None: ...
@@ -60,7 +60,7 @@ class System(Protocol):
     def open(self, queue: str) -> Queue:
         """Connect to a queue; create it if needed."""
 
-    def hand_over(self, queue: str, messages: Sequence[bytes]) -> Handed:
+    def hand_over(self, queue: str, messages: Sequence[bytes]) -> SendingSide:
         """Enqueue and leave the connection open."""
 
     def take_up(self, queue: str) -> Queue:
@@ -68,7 +68,7 @@ class System(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerSystem:
     """A system whose server holds the messages and needs `settle_s` after creating a queue."""
 
     name: str
@@ -113,8 +113,8 @@ def survivors(
                 holder.start()
         found = []
         for index, system in enumerate(systems):
-            with closing(system.take_up(f"{queue}-{index}")) as taken:
-                found.append(taken.dequeue(len(messages)))
+            with closing(system.take_up(f"{queue}-{index}")) as reader:
+                found.append(reader.dequeue(len(messages)))
         return found
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from instep import errors, extras
 from instep.local import activemq, rabbitmq, redis, server
-from instep_lab.queues.system import Holder, Queue, Served, System
+from instep_lab.queues.system import Holder, Queue, ServerSystem, System
 
 # RabbitMQ stores its list of quorum queues about once a second: a queue created just before a
 # kill -9 exists afterwards but never responds (observed with 3.10; see rabbitmq-server#15725).
@@ -55,7 +55,7 @@ class Servers:
         match name:
             case "kafka":
                 kafka = self._kafka
-                return Served(
+                return ServerSystem(
                     name,
                     durable,
                     kafka,
@@ -64,7 +64,7 @@ class Servers:
             case "redis-list" | "redis-stream":
                 one = self._started(f"redis {durable}", redis.Redis(durable=durable))
                 make = client.ListQueue if name == "redis-list" else client.StreamQueue
-                return Served(
+                return ServerSystem(
                     name, durable, one, lambda queue: make(one.address, queue, durable=durable)
                 )
             case "rabbitmq-classic" | "rabbitmq-quorum":
@@ -72,15 +72,17 @@ class Servers:
                 one = self._started("rabbitmq", rabbitmq.RabbitMQ())
 
                 def connect(queue: str) -> Queue:
-                    made: Queue = client.RabbitQueue(one.address, queue, durable=durable, kind=kind)
-                    return made
+                    opened: Queue = client.RabbitQueue(
+                        one.address, queue, durable=durable, kind=kind
+                    )
+                    return opened
 
-                return Served(
+                return ServerSystem(
                     name, durable, one, connect, QUORUM_SETTLES_S if kind == "quorum" else 0.0
                 )
             case "activemq":
                 one = self._started(name, activemq.ActiveMQ())
-                return Served(
+                return ServerSystem(
                     name,
                     durable,
                     one,
@@ -102,14 +104,14 @@ class Servers:
         self.close()
 
     def _started(self, key: str, one: server.Server) -> server.Server:
-        kept = self._servers.setdefault(key, one)
+        started = self._servers.setdefault(key, one)
         try:
-            kept.start()
+            started.start()
         except BaseException:
-            kept.close()
+            started.close()
             del self._servers[key]
             raise
-        return kept
+        return started
 
 
 def _client(name: str) -> ModuleType:

@@ -15,7 +15,7 @@ from instep_lab import claim, store
 from instep_lab.claim import Claim, ClaimResult
 
 NOT_RUN = "not run"
-GONE = "this release does not have the claim"
+NO_LONGER_KNOWN = "this release does not have the claim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Section:
 
     @property
     def statement(self) -> str:
-        return self.claim.statement if self.claim else GONE
+        return self.claim.statement if self.claim else NO_LONGER_KNOWN
 
     @property
     def verdict(self) -> str:

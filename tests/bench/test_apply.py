@@ -22,22 +22,22 @@ LOAD = load.Load(events=6_000, documents=2_000, stale=0.1, repeated=0.02, bad=0.
 class Field:
     """A load in a topic, and a database that belongs to the user."""
 
-    def __init__(self, ground: bench_servers.BenchServers, url: str) -> None:
-        self.ground, self.url = ground, url
-        self.topic = ground.new_topic(PARTITIONS)
-        load.publish(LOAD, ground.bootstrap, self.topic)
-        self.truth = load.truth(LOAD, PARTITIONS)
+    def __init__(self, servers: bench_servers.BenchServers, url: str) -> None:
+        self.servers, self.url = servers, url
+        self.topic = servers.new_topic(PARTITIONS)
+        load.publish(LOAD, servers.bootstrap, self.topic)
+        self.expected = load.expected_state(LOAD, PARTITIONS)
 
     def hold(self, contestant: contest.Contestant) -> contest.ContestRun:
-        declared = self.ground.place(self.url).declare(self.ground.bootstrap, self.topic)
-        return contest.hold(contestant, declared, self.truth, {})
+        declared = self.servers.database(self.url).declare(self.servers.bootstrap, self.topic)
+        return contest.measure(contestant, declared, self.expected, {})
 
 
 @pytest.fixture(scope="module")
 def field(broker: LocalCluster, shared_database: Callable[[str], str]) -> Iterator[Field]:
     url = shared_database("postgres")
-    with bench_servers.BenchServers(broker.bootstrap, lambda _: None) as ground:
-        yield Field(ground, url)
+    with bench_servers.BenchServers(broker.bootstrap, lambda _: None) as servers:
+        yield Field(servers, url)
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
@@ -48,9 +48,9 @@ def field(broker: LocalCluster, shared_database: Callable[[str], str]) -> Iterat
 )
 def test_a_guarded_baseline_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
     with closing(
-        contest.Programmed(name, apply.MODULES[name], tmp_path / "rival", is_spark=False)
-    ) as rival:
-        held = field.hold(rival)
+        contest.Programmed(name, apply.MODULES[name], tmp_path / "baseline", is_spark=False)
+    ) as baseline:
+        held = field.hold(baseline)
     assert held.differences == 0
     assert held.first_fetch_s is not None
     assert 0 < held.first_fetch_s < held.last_commit_s
@@ -62,13 +62,13 @@ def test_stale_rows_of_kafka_connect_are_counted(field: Field, tmp_path: Path) -
     for sent in load.records(LOAD):
         if sent.kind != "bad":
             last[sent.key.decode()] = sent.number // LOAD.documents + 1
-    outdated = sum(row.version != last[name] for name, row in field.truth.rows.items())
+    outdated = sum(row.version != last[name] for name, row in field.expected.rows.items())
     with closing(
         connect.Connect(
-            tmp_path / "connect", field.ground.bootstrap, PARTITIONS, field.ground.groups
+            tmp_path / "connect", field.servers.bootstrap, PARTITIONS, field.servers.groups
         )
-    ) as rival:
-        first, again = field.hold(rival), field.hold(rival)
+    ) as baseline:
+        first, again = field.hold(baseline), field.hold(baseline)
     assert first.differences == again.differences >= outdated > 0
     assert first.first_fetch_s is None
 
@@ -78,7 +78,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
 ) -> None:
     monkeypatch.setattr(ranking, "WARM_UPS", 0)
     said: list[str] = []
-    hold = contest.hold
+    hold = contest.measure
     failed: list[int] = []
 
     def held(contestant: contest.Contestant, *rest: Any) -> contest.ContestRun:

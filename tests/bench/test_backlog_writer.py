@@ -35,12 +35,12 @@ def test_the_database_generates_rows(
     sink = sinks.open_sink(inspection.inspect("contracts", pipeline))
     try:
         backlog_writer.fill(sink, "status", "version", 3)
-        backlog_writer.fill(sink, "status", "version", 12, begun=3)
+        backlog_writer.fill(sink, "status", "version", 12, start=3)
         rows = sorted(
             sink.connection.select(f"SELECT doc_no, status, version FROM {sink.table.name}")
         )
         assert rows == [(load.document(number), "NEW", 0) for number in range(12)]
-        backlog_writer.fill(sink, "status", "version", 100_012, begun=12)
+        backlog_writer.fill(sink, "status", "version", 100_012, start=12)
         assert backlog_writer.total(sink, "version") == (100_012, 0)
         last = sink.connection.select(
             f"SELECT doc_no FROM {sink.table.name} ORDER BY doc_no DESC LIMIT 1"

@@ -15,7 +15,7 @@ import typer
 
 from instep_bench import commands as bench_commands
 from instep_bench import store
-from instep_bench.result import asked
+from instep_bench.result import recorded_options
 from tests.bench import made
 from tests.support import commands
 from tests.support.terminals import HOSTILE
@@ -147,7 +147,7 @@ def test_the_help_shows_the_defaults(name: str, tmp_path: Path) -> None:
     """Read defaults from the benchmark's options, which the CLI imports only when needed."""
     text = " ".join(bench(tmp_path / "home", name, "--help").stdout.split())
     options = vars(importlib.import_module(f"instep_bench.{name}"))[f"{name.capitalize()}Options"]()
-    for option, default in asked(options).items():
+    for option, default in recorded_options(options).items():
         if isinstance(default, float):
             default = f"{default:g}"
         if default not in (None, "yes", "no"):

@@ -56,21 +56,21 @@ def test_the_expected_state_equals_applying_the_records_one_by_one() -> None:
         found["applied" if version > before else "repeated" if version == before else "stale"] += 1
         if version > before:
             stands[document] = (said["status"], version)
-    truth = load.truth(MIXED, PARTITIONS)
-    assert {name: (row.status, row.version) for name, row in truth.rows.items()} == stands
+    expected = load.expected_state(MIXED, PARTITIONS)
+    assert {name: (row.status, row.version) for name, row in expected.rows.items()} == stands
     assert dict(found) == {
-        name: getattr(truth, name) for name in ("applied", "repeated", "stale", "bad")
+        name: getattr(expected, name) for name in ("applied", "repeated", "stale", "bad")
     }
     assert min(found.values()) > 0
-    assert truth.records == sum(found.values()) == MIXED.events
+    assert expected.records == sum(found.values()) == MIXED.events
 
 
 def test_a_sentinel_is_the_last_record_of_its_partition() -> None:
     last = {partition_of(sent.key, PARTITIONS): sent for sent in load.records(MIXED)}
-    truth = load.truth(MIXED, PARTITIONS)
-    assert {sent.key.decode() for sent in last.values()} == set(truth.sentinels)
+    expected = load.expected_state(MIXED, PARTITIONS)
+    assert {sent.key.decode() for sent in last.values()} == set(expected.sentinels)
     for sent in last.values():
-        assert json.loads(sent.value)["version"] == truth.sentinels[sent.key.decode()].version
+        assert json.loads(sent.value)["version"] == expected.sentinels[sent.key.decode()].version
 
 
 @pytest.mark.parametrize(

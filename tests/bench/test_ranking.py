@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from instep_bench import baselines, contest, load, meters, ranking
-from instep_bench.ranking import Held, Start
+from instep_bench.ranking import RankedRun, Start
 
-TRUTH = load.truth(load.Load(events=10, documents=5), 2)
+EXPECTED = load.expected_state(load.Load(events=10, documents=5), 2)
 
 
 def usage(cpu_s: float, *mb: float) -> meters.Usage:
@@ -24,7 +24,7 @@ def held(
     row: float,
     last: float,
     differences: int = 0,
-) -> Held:
+) -> RankedRun:
     used = {"driver": usage(1.0, 10, 30), "jvm": usage(2.0, 50, 20), "broker": usage(9.0, 999, 999)}
     run = contest.ContestRun(
         first_fetch_s=first,
@@ -33,7 +33,7 @@ def held(
         differences=differences,
         usage=used,
     )
-    return Held("postgres", contestant, start, run)
+    return RankedRun("postgres", contestant, start, run)
 
 
 def test_warm_counts_from_the_first_fetch_and_cold_from_the_start() -> None:
@@ -74,7 +74,7 @@ def test_the_table_names_guarantees_and_differences() -> None:
     rows = {row[1]: row for row in ranking.table(runs, 100).rows}
     assert rows["instep"][-2:] == [0, ranking.OURS]
     assert rows[baselines.CONNECT][-2:] == [7, baselines.GUARANTEES[baselines.CONNECT]]
-    reported = ranking.notes(runs, TRUTH)
+    reported = ranking.notes(runs, EXPECTED)
     assert any("connect left up to 7 documents" in note for note in reported)
     assert not any("instep left" in note for note in reported)
 

@@ -135,8 +135,10 @@ def test_an_existing_folder_is_never_written_to(
 
 
 def test_the_naive_loops_differences_are_distinguished() -> None:
-    truth = {"a": ("PRINTED", 4), "b": ("PRINTED", 4), "c": ("FAILED", 4)}
-    found = story._compared({"a": ("PRINTED", 4), "b": ("PRINTING", 3), "": ("PRINTED", 3)}, truth)
+    expected = {"a": ("PRINTED", 4), "b": ("PRINTED", 4), "c": ("FAILED", 4)}
+    found = story._compared(
+        {"a": ("PRINTED", 4), "b": ("PRINTING", 3), "": ("PRINTED", 3)}, expected
+    )
     assert found == story.Naive(differences=3, older=1, missing=1, extra=1)
     assert story.naive_words(found) == "1 with an older status, 1 missing, 1 of unknown documents"
 

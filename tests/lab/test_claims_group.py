@@ -54,8 +54,8 @@ def test_the_effects_of_an_event_on_a_group_are_measured() -> None:
         read(9.0, "slow", 2, 5),
     ]
     assert group.effect_of(seen, "g", "slow", 2 * S, 10 * S) == group.EventEffect(
-        changed=2, again=1, stayed_s=4.0, moved_s=3.5
+        changed=2, repeated=1, stayed_s=4.0, moved_s=3.5
     )
     assert group.effect_of(seen, "g", "slow", 6 * S, 10 * S) == group.EventEffect(
-        changed=0, again=0, stayed_s=0.0, moved_s=None
+        changed=0, repeated=0, stayed_s=0.0, moved_s=None
     )

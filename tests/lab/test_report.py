@@ -198,8 +198,8 @@ def test_rules_are_linked_in_the_docs(report: LabReport) -> None:
 
 def test_a_claim_that_this_version_does_not_know_is_shown(tmp_path: Path) -> None:
     report = contents.gather(labs.a_run(tmp_path), {})
-    assert contents.GONE in page.render(report)
-    assert contents.GONE in markdown.pages(report)["claims.md"]
+    assert contents.NO_LONGER_KNOWN in page.render(report)
+    assert contents.NO_LONGER_KNOWN in markdown.pages(report)["claims.md"]
 
 
 def test_a_report_is_recognised_as_such(report: LabReport, tmp_path: Path) -> None:
