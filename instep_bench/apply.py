@@ -98,13 +98,13 @@ def check(options: ApplyOptions) -> load.Load:
                 f"there is no baseline {name!r}{settings.nearest(name, baselines.GUARANTEES)}",
                 f"known baselines: {known}",
             )
-    for what, number in (
+    for name, number in (
         ("rounds", options.rounds),
         ("partitions", options.partitions),
         ("events per batch", options.batch),
     ):
         if number is not None and number < 1:
-            raise errors.SettingsError(f"{number} {what} are not possible", "give at least 1")
+            raise errors.SettingsError(f"the number of {name} is {number}", "give at least 1")
     return load.Load(
         events=options.events,
         documents=options.documents,
@@ -190,7 +190,8 @@ class _TargetContest:
                 for contestant in contestants:
                     if contestant.name in self._declared:
                         runs = list(self._run(contestant, "warm", which or "warming up"))
-                        yield from runs if which else ()
+                        if which:
+                            yield from runs
 
     def _run(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[RankedRun]:
         name = contestant.name
@@ -211,7 +212,9 @@ class _TargetContest:
                 )
             return
         rate = ranking.rate_of(run, start, self._options.events)
-        wrong = f", {run.differences:,} documents differ" if run.differences else ""
+        wrong = ""
+        if run.differences:
+            wrong = f", {run.differences:,} documents differ"
         self._say(
             f"{self._database.label}, {start}, {which}: {name}: {rate:,.0f} events/s,"
             f" all after {run.last_commit_s:.1f} s{wrong}"

@@ -8,9 +8,7 @@ from instep import errors
 from instep.sinks.sink import Sink
 
 ROWS_PER_INSERT = 100_000  # ten to the power of the digits below
-DIGITS = " UNION ALL ".join(
-    f"SELECT {digit}" + (" AS d" if digit == 0 else "") for digit in range(10)
-)
+DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
 
 
 def fill(sink: Sink, status: str, version: str, count: int, start: int = 0) -> None:
@@ -46,7 +44,7 @@ def refuse_difference(sink: Sink, version: str, documents: int, events: int) -> 
     if found != (documents, events):
         raise errors.InstepError(
             f"the table is not in step: {documents:,} documents and {events:,} events were"
-            f" expected, {found[0]:,} and {found[1]:,} are there"
+            f" expected, {found[0]:,} and {found[1]:,} were found"
         )
 
 

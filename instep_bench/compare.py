@@ -76,7 +76,9 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
 def described(figure: Figure | FigureComparison) -> str:
     """Return the identity of a figure: its name and labels."""
     labels = "; ".join(f"{name}={value}" for name, value in figure.labels.items())
-    return f"{figure.name} ({labels})" if labels else figure.name
+    if not labels:
+        return figure.name
+    return f"{figure.name} ({labels})"
 
 
 def _line(a: Figure, b: Figure) -> FigureComparison:
@@ -98,9 +100,14 @@ def _word(a: Figure, b: Figure) -> Word:
     if a.low <= b.high and b.low <= a.high:
         return "within noise"
     won = (b.median > a.median) == (a.better == "more")
-    if a.unit.endswith("/s") or re.split(r"\W", a.unit)[0] in TIMES:
-        return "faster" if won else "slower"
-    return "better" if won else "worse"
+    is_speed = a.unit.endswith("/s") or re.split(r"\W", a.unit)[0] in TIMES
+    words: dict[tuple[bool, bool], Word] = {
+        (True, True): "faster",
+        (True, False): "slower",
+        (False, True): "better",
+        (False, False): "worse",
+    }
+    return words[is_speed, won]
 
 
 def _range(figure: Figure) -> FigureRange:
@@ -119,18 +126,18 @@ def _widest(figures: Iterable[Figure]) -> float | None:
 def _differences(a: BenchResult, b: BenchResult) -> Iterable[ConditionChange]:
     if a.bench != b.bench:
         yield ConditionChange("benchmark", a.bench, b.bench)
-    for what, in_a, in_b in (
+    for kind, in_a, in_b in (
         ("machine", a.machine, b.machine),
         ("release", a.releases, b.releases),
         ("option", a.options, b.options),
     ):
-        yield from _unlike(what, in_a, in_b)
+        yield from _unlike(kind, in_a, in_b)
 
 
 def _unlike(
-    what: str, a: Mapping[str, object], b: Mapping[str, object]
+    kind: str, a: Mapping[str, object], b: Mapping[str, object]
 ) -> Iterable[ConditionChange]:
     for name in dict.fromkeys([*a, *b]):
-        ours, theirs = (str(side[name]) if name in side else "not known" for side in (a, b))
-        if ours != theirs:
-            yield ConditionChange(f"{what}: {name}", ours, theirs)
+        in_a, in_b = (str(side.get(name, "not known")) for side in (a, b))
+        if in_a != in_b:
+            yield ConditionChange(f"{kind}: {name}", in_a, in_b)

@@ -65,8 +65,9 @@ class Programmed(Contestant):
         self._program.send(contestant_program.Order(str(declared.config), declared.name))
 
     def roles(self) -> Mapping[str, meters.Pids]:
-        pid = self._program.pid
-        return meters.spark(pid) if self._is_spark else {"process": meters.tree(pid)}
+        if self._is_spark:
+            return meters.spark(self._program.pid)
+        return {"process": meters.tree(self._program.pid)}
 
     def check(self) -> bool:
         if self._answer is None and self._program.has_answered():
@@ -107,8 +108,10 @@ class Command(Contestant):
         return meters.spark(self._running.pid) if self._running else {}
 
     def check(self) -> bool:
-        status = self._running.poll() if self._running else None
-        if self._running and status:
+        if self._running is None:
+            return False
+        status = self._running.poll()
+        if status:
             raise errors.InstepError(
                 f"{self.name} failed; the end of its log:\n{self._running.tail()}"
             )
@@ -137,9 +140,9 @@ class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def apply_s(self) -> float:
         """Seconds from the first fetch, or from the first row if unknown, to the last commit."""
-        return self.last_commit_s - (
-            self.first_row_s if self.first_fetch_s is None else self.first_fetch_s
-        )
+        if self.first_fetch_s is None:
+            return self.last_commit_s - self.first_row_s
+        return self.last_commit_s - self.first_fetch_s
 
 
 def measure(
@@ -158,8 +161,11 @@ def measure(
             usage = meter.stop()
         answer = contestant.finish()
         differences = differing(sink, expected)
+    first_fetch_s = None
+    if answer.first_fetch:
+        first_fetch_s = answer.first_fetch - began
     return ContestRun(
-        first_fetch_s=answer.first_fetch - began if answer.first_fetch else None,
+        first_fetch_s=first_fetch_s,
         first_row_s=first_row - began,
         last_commit_s=last_commit - began,
         differences=differences,

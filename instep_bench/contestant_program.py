@@ -62,8 +62,10 @@ def brief(text: str) -> str:
         if not line.lstrip().startswith(("at ", "File ", "^", "~"))
     ]
     text = " ".join(line for line in lines if line)
+    if len(text) <= ERROR_CHARACTERS:
+        return text
     half = ERROR_CHARACTERS // 2
-    return text if len(text) <= ERROR_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+    return f"{text[:half]} … {text[-half:]}"
 
 
 class ContestantProgram:

@@ -85,7 +85,7 @@ def _check(options: FreshnessOptions) -> None:
     if options.seconds <= 0 or options.warm_up_s < 0 or options.idle_s < 0:
         raise errors.SettingsError(
             "a load must last longer than 0 seconds, and no time may be negative",
-            "give a length above 0",
+            "give durations above 0",
         )
     if options.documents < 1 or options.partitions < 1:
         raise errors.SettingsError(
@@ -116,7 +116,9 @@ class _Bench:
             self._say(f"warming up: {options.warm_up_s:g} s at {rate:,} events/s")
             self._pipeline.lives(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
         loads = [self._load(rate) for rate in options.rates]
-        idle = self._idle() if options.idle_s else None
+        idle = None
+        if options.idle_s:
+            idle = self._idle()
         faults = [self._fault(name, fault, starts) for name, fault in self._faults().items()]
         self._pipeline.stop()
         return freshness_report.FreshnessRun(
@@ -175,8 +177,13 @@ class _Bench:
         """
         if not self._options.faults:
             return {}
-        ours = {} if self._options.bootstrap else {"broker kill -9": self._kill_broker}
-        return {"kill -9": self._kill, "planned restart": self._restart, **ours}
+        faults: dict[str, Callable[[], float | None]] = {
+            "kill -9": self._kill,
+            "planned restart": self._restart,
+        }
+        if not self._options.bootstrap:
+            faults["broker kill -9"] = self._kill_broker
+        return faults
 
     def _kill(self) -> float:
         self._pipeline.kill()
@@ -206,14 +213,17 @@ class _Bench:
             start_s = fault()
             up_ns = time.monotonic_ns()
             lives = self._pipeline.lives(self._sender.finish())
-        if start_s is not None:
+        broker_down_s = None
+        if start_s is None:
+            broker_down_s = (up_ns - fault_ns) / 1e9
+        else:
             starts[f"after {name}"] = start_s
         held_up, back_s = latency_join.period(lives, fault_ns)
         return freshness_report.FaultEffect(
             name,
             rate,
             fault_ns,
-            (up_ns - fault_ns) / 1e9 if start_s is None else None,
+            broker_down_s,
             lives,
             held_up,
             back_s,

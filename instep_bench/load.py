@@ -56,7 +56,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("stale", "repeated", "bad"):
             if not 0 <= getattr(self, name) <= 1:
                 raise errors.SettingsError(
-                    f"the share of {name} events is {getattr(self, name)}", "give one from 0 to 1"
+                    f"the share of {name} events is {getattr(self, name)}",
+                    "give a share from 0 to 1",
                 )
         if self.stale + self.repeated + self.bad > 0.9:
             raise errors.SettingsError(
@@ -70,7 +71,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.size < SIZE_LEAST:
             raise errors.SettingsError(
-                f"an event of {self.size} bytes is too small", f"give at least {SIZE_LEAST}"
+                f"an event of {self.size} bytes is too small", f"give at least {SIZE_LEAST} bytes"
             )
 
 
@@ -138,7 +139,9 @@ def records(load: Load) -> Iterator[LoadRecord]:
     last_disturbed = load.events - min(load.documents, TAIL)
     number = 0
     for index in range(load.events):
-        kind = _draw(load, drawn, number) if index < last_disturbed else "fresh"
+        kind = "fresh"
+        if index < last_disturbed:
+            kind = _draw(load, drawn, number)
         if kind == "stale":
             yield fresh(load, drawn.randrange(number - load.documents), kind)
         elif kind == "repeated":
@@ -159,9 +162,10 @@ def _draw(load: Load, drawn: random.Random, number: int) -> str:
     if at < load.bad:
         return "bad"
     if at < load.bad + load.repeated:
-        return "repeated" if number else "fresh"
-    if at < load.bad + load.repeated + load.stale:
-        return "stale" if number > load.documents else "fresh"
+        if number:
+            return "repeated"
+    elif at < load.bad + load.repeated + load.stale and number > load.documents:
+        return "stale"
     return "fresh"
 
 

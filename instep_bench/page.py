@@ -40,12 +40,18 @@ def figures(figures_: Sequence[Figure]) -> list[ReportTable]:
         groups.setdefault(tuple(one.labels), []).append(one)
     return [
         ReportTable(
-            f"Figures by {' and '.join(labels)}" if labels else "Figures",
+            _title(labels),
             ["figure", *labels, "median", "lowest", "highest", "unit", "rounds"],
             [_row(one, labels) for one in group],
         )
         for labels, group in groups.items()
     ]
+
+
+def _title(labels: Sequence[str]) -> str:
+    if not labels:
+        return "Figures"
+    return f"Figures by {' and '.join(labels)}"
 
 
 def _row(one: Figure, labels: Sequence[str]) -> list[Cell]:

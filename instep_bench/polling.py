@@ -94,9 +94,7 @@ def check(options: PollingOptions) -> None:
         if getattr(options, name) < 1:
             raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
     if not 0 <= options.call_s <= 60:
-        raise errors.SettingsError(
-            f"a call of {options.call_s} s is not possible", "give 0 to 60 seconds"
-        )
+        raise errors.SettingsError(f"a call cannot take {options.call_s} s", "give 0 to 60 seconds")
     if not options.connections or not all(1 <= count <= 500 for count in options.connections):
         raise errors.SettingsError(
             "connections must be one or more numbers from 1 to 500", "give for example 1,10,50"
@@ -139,12 +137,14 @@ def _calls(options: PollingOptions, connections: int) -> int:
 
     Each connection makes the same number of calls; the total is at most the number of documents.
     """
-    each = options.sample / options.rounds / (1 if connections == 1 else CALLS_LESS)
+    each = options.sample / options.rounds
+    if connections > 1:
+        each /= CALLS_LESS
     return min(options.documents, max(1, round(each)) * connections)
 
 
 def _connections(count: int) -> str:
-    return "1 connection" if count == 1 else f"{count} connections"
+    return counted(count, "connection")
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -257,7 +257,9 @@ def _figures(methods: Sequence[PollingMethod]) -> Iterator[Figure]:
 
 
 def _kind(method: PollingMethod) -> str:
-    return "messages" if method.name == EVENTS else "calls"
+    if method.name == EVENTS:
+        return "messages"
+    return "calls"
 
 
 def _table(methods: Sequence[PollingMethod]) -> ReportTable:
@@ -265,11 +267,9 @@ def _table(methods: Sequence[PollingMethod]) -> ReportTable:
     for method in methods:
         seconds = [one.seconds for one in method.rounds]
         kind = _kind(method)
-        how = (
-            f"extrapolated from {method.calls:,} {kind}"
-            if method.extrapolated
-            else f"measured, {method.calls:,} {kind}"
-        )
+        how = f"measured, {method.calls:,} {kind}"
+        if method.extrapolated:
+            how = f"extrapolated from {method.calls:,} {kind}"
         rows.append(
             [
                 method.name,

@@ -37,7 +37,9 @@ def rate_of(run: contest.ContestRun, start: Start, events: int) -> float:
 
     A warm run counts from the first fetch, a cold run from the start of the process.
     """
-    return events / (run.last_commit_s if start == "cold" else run.apply_s)
+    if start == "cold":
+        return events / run.last_commit_s
+    return events / run.apply_s
 
 
 def figures(ranked: Sequence[RankedRun], events: int) -> list[Figure]:

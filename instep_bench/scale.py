@@ -280,8 +280,9 @@ class _Group:
         return measured
 
     def _site(self, point: Conditions) -> _Site:
-        master = self._cluster.url if self._cluster else self._master
-        spark = settings.Spark(master=master, conf=CONF if self._cluster else {})
+        spark = settings.Spark(master=self._master)
+        if self._cluster:
+            spark = settings.Spark(master=self._cluster.url, conf=CONF)
         site = _Site(point, self._servers, self._database, spark, self._url(point))
         if point.delay_ms is not None:
             self.trips_ms[point] = site.trip_ms()

@@ -33,7 +33,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     master: str
 
     def __str__(self) -> str:
-        away = "" if self.delay_ms is None else f", {self.delay_ms:g} ms away"
+        away = ""
+        if self.delay_ms is not None:
+            away = f", {self.delay_ms:g} ms away"
         return (
             f"{self.documents:,} rows, {self.events:,} events,"
             f" {self.partitions} partitions{away}, {self.master}"
@@ -55,7 +57,9 @@ class ScaleRound(msgspec.Struct, frozen=True):
 
     def cpu_us(self, role: str) -> float:
         """Return the CPU microseconds per event, of a role or of the whole pipeline."""
-        roles = PIPELINE if role == "pipeline" else (role,)
+        roles: Sequence[str] = (role,)
+        if role == "pipeline":
+            roles = PIPELINE
         return 1e6 * sum(self.cpu_s.get(one, 0.0) for one in roles) / self.events
 
 
@@ -141,10 +145,14 @@ def _table(run: ScaleRun, dimension: str) -> ReportTable:
             *(round(number, 2) for number in (median, min(costs), max(costs), median / first)),
             *cpu,
         ]
-        trip: list[Cell] = [round(run.trips_ms[point], 2)] if has_trips else []
-        rows.append(
-            [_shown(dimension, value), *trip, *cells, round(max(one.peak_mb for one in rounds))]
-        )
+        row: list[Cell] = [
+            _shown(dimension, value),
+            *cells,
+            round(max(one.peak_mb for one in rounds)),
+        ]
+        if has_trips:
+            row.insert(1, round(run.trips_ms[point], 2))
+        rows.append(row)
     columns = [
         "cost",
         "low",
@@ -154,17 +162,18 @@ def _table(run: ScaleRun, dimension: str) -> ReportTable:
         "CPU, database",
         "peak memory, MB",
     ]
-    trip_column = ["round trip, ms"] if has_trips else []
-    return ReportTable(
-        f"µs per event by {TITLES[dimension]}", [TITLES[dimension], *trip_column, *columns], rows
-    )
+    if has_trips:
+        columns.insert(0, "round trip, ms")
+    return ReportTable(f"µs per event by {TITLES[dimension]}", [TITLES[dimension], *columns], rows)
 
 
 def _shown(dimension: str, value: str) -> Cell:
     """Return the label as a number if it is one."""
     if dimension == "master":
         return value
-    return float(value) if dimension == "distance" else int(value)
+    if dimension == "distance":
+        return float(value)
+    return int(value)
 
 
 def plots(run: ScaleRun) -> list[Plot]:

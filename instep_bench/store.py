@@ -82,7 +82,8 @@ def find(kept: Path, named: str) -> Path:
         return Path(named)
     if not known:
         raise errors.SettingsError(
-            f"there is no result of a benchmark in {kept}", "create one with instep bench polling"
+            f"there are no benchmark results in {kept}",
+            "run a benchmark first, for example: instep bench polling",
         )
     newest = ", ".join(file.stem for file in known[-3:])
     raise errors.SettingsError(

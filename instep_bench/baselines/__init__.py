@@ -24,3 +24,17 @@ BUNDLES: Mapping[str, tuple[str, ...]] = {
     SPARK_JDBC: ("jdbc",),
     CONNECT: ("connect", "debezium-jdbc"),
 }
+
+
+def sql_dialect(backend: str) -> str:
+    """Return postgresql, mariadb or sqlite; MySQL gets the same statements as MariaDB."""
+    if backend == "mysql":
+        return "mariadb"
+    return backend
+
+
+def jdbc_address(host: str | None, port: int | None, database: str | None) -> str:
+    """Return the address of a database as a JDBC URL has it."""
+    if port is None:
+        return f"{host}/{database}"
+    return f"{host}:{port}/{database}"

@@ -168,8 +168,7 @@ class Connect(contest.Contestant):
 
     def _config(self, declared: bench_servers.BenchPipeline) -> dict[str, str]:
         url = target.database_url(declared.pipeline.target)
-        port = f":{url.port}" if url.port else ""
-        address = f"{url.host}{port}/{url.database}"
+        address = baselines.jdbc_address(url.host, url.port, url.database)
         jdbc = {
             "postgresql": f"jdbc:postgresql://{address}?reWriteBatchedInserts=true",
             "mariadb": f"jdbc:mariadb://{address}?useBulkStmts=true&useServerPrepStmts=true",
@@ -219,7 +218,9 @@ class Connect(contest.Contestant):
 
 def refusal(database: bench_servers.TargetDatabase) -> str | None:
     """Return why the sink cannot write to this database, or None if it can."""
-    return "Debezium's JDBC sink has no SQLite dialect" if database.kind == "sqlite" else None
+    if database.kind == "sqlite":
+        return "Debezium's JDBC sink has no SQLite dialect"
+    return None
 
 
 def _properties(values: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from instep import settings
 from instep.sinks import target
-from instep_bench import contestant_program
+from instep_bench import baselines, contestant_program
 
 UPSERTS: Mapping[str, str] = {
     "postgresql": """INSERT INTO {table} AS t (doc_id, status, version, updated_at)
@@ -57,7 +57,7 @@ def apply(order: contestant_program.Order) -> contestant_program.OrderResult:
     declared = settings.load(Path(order.config))
     pipeline = settings.pipeline(declared, order.pipeline)
     url = target.database_url(pipeline.target)
-    kind = "mariadb" if url.get_backend_name() == "mysql" else url.get_backend_name()
+    kind = baselines.sql_dialect(url.get_backend_name())
     upsert, keep = (
         statements[kind].format(table=pipeline.table) for statements in (UPSERTS, OFFSETS)
     )

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from instep import settings
 from instep.local import artifacts
 from instep.sinks import target
-from instep_bench import contestant_program
+from instep_bench import baselines, contestant_program
 
 EVENT = "doc_id string, status string, version long, updated_at timestamp"
 JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
@@ -94,14 +94,14 @@ class Job:
             query.awaitTermination()
             first = query._jsq.recentProgress()[0].timestamp()
         return contestant_program.OrderResult(
-            datetime.fromisoformat(first).timestamp(), committed[-1] if committed else 0.0
+            datetime.fromisoformat(first).timestamp(), max(committed, default=0.0)
         )
 
 
 class _Table:
     def __init__(self, spark: SparkSession, pipeline: settings.Pipeline) -> None:
         url = target.database_url(pipeline.target)
-        self._kind = "mariadb" if url.get_backend_name() == "mysql" else url.get_backend_name()
+        self._kind = baselines.sql_dialect(url.get_backend_name())
         self._name = pipeline.table
         self._spark = spark
         if self._kind == "sqlite":
@@ -111,8 +111,8 @@ class _Table:
             self._properties = {"driver": "org.sqlite.JDBC"}
         else:
             scheme, driver, tuning = JDBC[self._kind]
-            port = f":{url.port}" if url.port else ""
-            self._url = f"jdbc:{scheme}://{url.host}{port}/{url.database}?{urlencode(tuning)}"
+            address = baselines.jdbc_address(url.host, url.port, url.database)
+            self._url = f"jdbc:{scheme}://{address}?{urlencode(tuning)}"
             self._properties = {
                 "driver": driver,
                 "user": url.username or "",
@@ -143,7 +143,9 @@ class _Table:
         latest.write.option("batchsize", 10_000).jdbc(
             self._url, f"{self._name}_staging", "append", self._properties
         )
-        empty = "DELETE FROM" if self._kind == "sqlite" else "TRUNCATE TABLE"
+        empty = "TRUNCATE TABLE"
+        if self._kind == "sqlite":
+            empty = "DELETE FROM"  # SQLite has no TRUNCATE
         self._execute(UPSERTS[self._kind].format(table=self._name), f"{empty} {self._name}_staging")
         return time.time()
 

@@ -48,7 +48,7 @@ def test_the_database_generates_rows(
         assert last == [(load.document(100_011),)]
         backlog_writer.refuse_difference(sink, "version", 100_012, 0)
         with pytest.raises(
-            errors.InstepError, match="7 events were expected, 100,012 and 0 are there"
+            errors.InstepError, match="7 events were expected, 100,012 and 0 were found"
         ):
             backlog_writer.refuse_difference(sink, "version", 100_012, 7)
     finally:
