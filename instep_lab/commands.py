@@ -83,7 +83,9 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
         typer.echo(
             output.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in selected])
         )
-    source = f"verdicts of run {run}" if run else "no runs yet, start one: instep lab run"
+    source = "no runs yet, start one: instep lab run"
+    if run:
+        source = f"verdicts of run {run}"
     output.say(f"{counted(len(selected), 'claim')}; {source}")
 
 
@@ -107,7 +109,7 @@ def run_claims(
         str | None,
         typer.Option(
             metavar="ADDRESSES",
-            help="Test the harmless claims on this cluster, with topics of the lab.",
+            help="Test the harmless claims on your cluster, in topics that the lab creates.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -315,7 +317,9 @@ def _about(claim: Claim) -> dict[str, Any]:
 
 
 def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
-    statement = claim.statement if in_full else output.shortened(claim.statement, STATEMENT_SHOWN)
+    statement = claim.statement
+    if not in_full:
+        statement = output.shortened(statement, STATEMENT_SHOWN)
     harmless = "yes" if claim.harmless else "no"
     return (
         claim.id,
@@ -346,15 +350,15 @@ def _show_run(report: LabReport, as_json: bool) -> None:
 
 def _counted(report: LabReport) -> str:
     verdicts = ", ".join(f"{count} {word}" for word, count in report.counts.items())
-    return f"{counted(len(report.sections), 'claim')}: {verdicts}" if verdicts else "no claims"
+    if not verdicts:
+        return "no claims"
+    return f"{counted(len(report.sections), 'claim')}: {verdicts}"
 
 
 def _details(section: Section) -> dict[str, Any]:
-    about = (
-        _about(section.claim)
-        if section.claim
-        else {"id": section.id, "statement": section.statement}
-    )
+    about = {"id": section.id, "statement": section.statement}
+    if section.claim:
+        about = _about(section.claim)
     kept = {"settings": section.settings, "timeline": section.timeline, "command": section.command}
     return {
         **about,
@@ -376,7 +380,8 @@ def _describe(section: Section) -> list[str]:
         "",
         *_field("statement", section.statement),
     ]
-    lines += _field("method", claim.method) if claim else []
+    if claim:
+        lines += _field("method", claim.method)
     if result:
         lines += _field("reason", section.because)
         incomplete = "" if result.ended else ", did not end"

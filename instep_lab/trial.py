@@ -24,7 +24,7 @@ import msgspec
 from instep import errors
 from instep.kafka import offsets, topics
 from instep.kafka.admin import consumer_groups
-from instep.local import processes
+from instep.local import broker, processes
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep.waiting import wait_until
 from instep_lab import history, store, verdict
@@ -190,8 +190,11 @@ class Scenario:
         status = started.wait(timeout_s)
         started.close()
         self._trial.note(f"{self.name}: {plan.member} (pid {started.pid}) ended with {status}")
-        crash = plan.dies_after if isinstance(plan, Publishing) else plan.dies_at
-        if status > 0 or (status < 0 and crash is None):
+        if isinstance(plan, Publishing):
+            may_die = plan.dies_after is not None
+        else:
+            may_die = plan.dies_at is not None
+        if status > 0 or (status < 0 and not may_die):
             raise errors.InstepError(
                 f"a client of scenario {self.name!r} ended with {status}:\n{started.output()}"
             )
@@ -350,17 +353,15 @@ class Trial:
         target = self.cluster.node(node)
         pid = target.pid
         target.kill()
-        state = "still alive" if target.alive else "gone"
-        self.note(f"fault: kill -9 of broker {node} (pid {pid}): {state}")
+        self.note(f"fault: kill -9 of broker {node} (pid {pid}): {_state(target)}")
         if target.alive:
             raise errors.InstepError(f"broker {node} survived kill -9")
 
     def stop(self, node: int) -> None:
         """Shut down a broker of the lab cleanly: it hands over its leaderships."""
-        self.cluster.node(node).stop()
-        self.note(
-            f"broker {node} stopped: {'still alive' if self.cluster.node(node).alive else 'gone'}"
-        )
+        target = self.cluster.node(node)
+        target.stop()
+        self.note(f"broker {node} stopped: {_state(target)}")
 
     def freeze(self, node: int) -> None:
         """Freeze a broker of the lab with SIGSTOP: connections stay open, but nothing answers."""
@@ -446,7 +447,12 @@ class Trial:
 
     def _to_remove(self, remove: Callable[[], object]) -> None:
         """Remove something from the cluster when the trial ends."""
-        self.callback(lambda: None if self._abandoned and self.cluster.own else remove())
+
+        def remove_unless_abandoned() -> None:
+            if not (self._abandoned and self.cluster.own):
+                remove()
+
+        self.callback(remove_unless_abandoned)
 
     def _add(self, role: Role, statement: str, holds: bool | None, evidence: str) -> None:
         part = VerdictPart(role, statement, verdict.outcome(holds), evidence)
@@ -467,6 +473,12 @@ class Trial:
             )
         if consumer_groups.exists(self.cluster.kafka, name):
             consumer_groups.delete(self.cluster.kafka, name)
+
+
+def _state(node: broker.Broker) -> str:
+    if node.alive:
+        return "still alive"
+    return "gone"
 
 
 def spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:

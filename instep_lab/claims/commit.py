@@ -47,7 +47,9 @@ class CrashEffect:
 
 def _session(trial: Trial) -> dict[str, Any]:
     """Return the shortest allowed session timeout, so that a dead member is replaced soon."""
-    timeout_ms = 1_500 if trial.cluster.own else 6_000
+    timeout_ms = 6_000  # the broker's default minimum
+    if trial.cluster.own:
+        timeout_ms = 1_500
     return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
 
 
@@ -137,6 +139,8 @@ def _kill_when_ahead(trial: Trial, name: str, **options: Any) -> CrashEffect:
     plan = _plan(trial, commit=CommitMode.AUTO, **options)
     _publish(trial, scenario, plan)
     first = scenario.start(msgspec.structs.replace(plan, member="first", to_end=False))
+    # Wait for the stored commit, not for a time: on a slow machine a fixed time could end before
+    # the first commit, and nothing would be lost.
     trial.wait(
         lambda: (
             committed_offsets.position(trial.cluster.connection, plan.group, plan.topic, 0)
@@ -380,6 +384,7 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
     )
     with scenario.background(plan, trial.cluster.proxied) as (counted, _):
         trial.wait(lambda: counted.read > 100, "100 records")
+        # The broker stores these commits, but the client never learns of it.
         proxy.inject(NetworkFault(swallows_answers=True))
         read = counted.read
         trial.wait(lambda: counted.read > read + 50, "commits without a response")

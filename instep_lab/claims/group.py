@@ -390,11 +390,12 @@ def rebalance_triggers(trial: Trial) -> None:
                 spread(moved, " s"),
             ]
         )
-    sessions = (
-        "; session timeouts of 2 s (3 s with the consumer protocol) instead of the default of 45 s"
-        if trial.cluster.own
-        else ""
-    )
+    sessions = ""
+    if trial.cluster.own:
+        sessions = (
+            "; session timeouts of 2 s (3 s with the consumer protocol)"
+            " instead of the default of 45 s"
+        )
     trial.table(
         f"Effect of an event on a group{sessions}",
         [
@@ -445,7 +446,9 @@ def _describe(effects: Sequence[EventEffect]) -> str:
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
+    if not values:
+        return None
+    return statistics.median(values)
 
 
 def _seconds(effects: Sequence[EventEffect], name: str) -> list[float]:
@@ -548,16 +551,21 @@ def effect_of(
     for partition in {one.partition for one in reads}:
         of_it = [one for one in reads if one.partition == partition]
         old = [one for one in of_it if one.at_ns < began]
-        owners = {old[-1].member, of_it[-1].member} if old else set()
-        if not old or owners == {slow}:
+        if not old:
             continue
+        owners = {old[-1].member, of_it[-1].member}
+        if owners == {slow}:
+            continue  # its pauses are its work, not the rebalance
         gaps = [
             after.at_ns - one.at_ns
             for one, after in itertools.pairwise(of_it)
             if after.at_ns >= began
         ]
-        pauses = stayed if len(owners) == 1 else moved
-        pauses.append(max(gaps, default=0) / 1e9)
+        pause_s = max(gaps, default=0) / 1e9
+        if len(owners) == 1:
+            stayed.append(pause_s)
+        else:
+            moved.append(pause_s)
     return EventEffect(
         changed=len(changed),
         repeated=_repeats(reads) - _repeats([one for one in reads if one.at_ns < began]),

@@ -53,6 +53,8 @@ def idempotent_producer(trial: Trial) -> None:
             running.enter_context(scenarios[name].background(plan, trial.cluster.proxied))
         for _ in range(cuts):
             trial.wait_for_more(scenarios.values(), 50)
+            # Wait until the log is ahead of the acknowledgements: then every cut leaves records
+            # that are stored and that the client has to send again.
             proxy.inject(NetworkFault(swallows_answers=True))
             for name, scenario in scenarios.items():
                 trial.wait(
@@ -232,10 +234,13 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     )
     plain, left_open, done = (found["read_committed"] for found in repeated.values())
     before, after = ids["idempotent"]
+    is_new: bool | None = None
+    if before and after:
+        is_new = len(after) == 2 and before < after
     trial.control("no record is missing", lost == 0, f"{lost} missing")
     trial.statement(
         "the second process has a different producer id",
-        None if not before or not after else len(after) == 2 and before < after,
+        is_new,
         f"first {_ids_text(before)}, then {_ids_text(after)}",
     )
     trial.statement(
@@ -260,7 +265,9 @@ def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
 
 
 def _ids_text(ids: set[int] | None) -> str:
-    return "unknown" if ids is None else ", ".join(map(str, sorted(ids)))
+    if ids is None:
+        return "unknown"
+    return ", ".join(map(str, sorted(ids)))
 
 
 class Recipe(NamedTuple):
@@ -273,12 +280,16 @@ class Recipe(NamedTuple):
 
     @property
     def name(self) -> str:
-        how = "idempotent" if self.idempotent else f"acks={self.acks}"
-        return f"{how}, replicas {self.replicas}, in-sync {self.in_sync}"
+        producer = f"acks={self.acks}"
+        if self.idempotent:
+            producer = "idempotent"
+        return f"{producer}, replicas {self.replicas}, in-sync {self.in_sync}"
 
     @property
     def config(self) -> dict[str, Any]:
-        return {} if self.idempotent else senders.plain(self.acks)
+        if self.idempotent:
+            return {}
+        return senders.plain(self.acks)
 
 
 class RecipeOutcome(NamedTuple):
@@ -370,6 +381,7 @@ def exactly_once_recipe(trial: Trial) -> None:
         )
         alone = [one for one in recipes if one.acks == "1" or (one.replicas, one.in_sync) == (2, 1)]
         trial.wait_for_more([scenarios[one] for one in alone], 10)
+        # With the third broker frozen, nothing that is acknowledged now has a second copy.
         trial.freeze(third)
         trial.wait_for_more([scenarios[one] for one in alone], 30)
         trial.kill(leader)

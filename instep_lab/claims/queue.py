@@ -75,16 +75,14 @@ def redis_enqueue_rate(trial: Trial) -> None:
     _show(trial, measured, "Enqueue", lambda cell: cell.enqueue)
     for durable, mode in MODES.items():
         ratios = _ratios(measured, lambda cell: cell.enqueue, durable)
-        holds = None if ratios is None else all(ratios[size] > 1 for size in SMALL)
         trial.statement(
             f"{mode}, Redis enqueues messages of up to 1 kB faster",
-            holds,
+            _all(ratios, SMALL, lambda ratio: ratio > 1),
             _compared(measured, ratios, SMALL),
         )
-        holds = None if ratios is None else all(ratios[size] < UNBEARABLY_SLOW for size in LARGE)
         trial.statement(
             f"{mode}, Redis is unbearably slow above 10 kB",
-            holds,
+            _all(ratios, LARGE, lambda ratio: ratio < UNBEARABLY_SLOW),
             _compared(measured, ratios, LARGE),
         )
     _control(trial, measured)
@@ -108,10 +106,9 @@ def redis_dequeue_rate(trial: Trial) -> None:
     _show(trial, measured, "Dequeue", lambda cell: cell.dequeue)
     for durable, mode in MODES.items():
         ratios = _ratios(measured, lambda cell: cell.dequeue, durable)
-        holds = None if ratios is None else all(ratio >= MUCH_FASTER for ratio in ratios.values())
         trial.statement(
             f"{mode}, Redis dequeues much faster at every size",
-            holds,
+            _all(ratios, measuring.COUNTS, lambda ratio: ratio >= MUCH_FASTER),
             _compared(measured, ratios, measuring.COUNTS),
         )
     _control(trial, measured)
@@ -144,15 +141,20 @@ def zeromq_rate_and_loss(trial: Trial) -> None:
     _show_losses(trial, losses, measured.missing)
     found = {(one.system, one.durable, one.killed): one for one in losses}
     dead, alive = (found.get((ZERO, False, killed)) for killed in (True, False))
-    lost = None if dead is None else dead.lost.count == dead.sent
+    all_lost: bool | None = None
+    if dead is not None:
+        all_lost = dead.lost.count == dead.sent
+    none_lost: bool | None = None
+    if alive is not None:
+        none_lost = not alive.lost
     trial.statement(
         "messages queued by ZeroMQ are lost with the sending process",
-        lost,
+        all_lost,
         _loss_text(measured, dead),
     )
     trial.control(
         "without the kill, that process delivers all messages",
-        None if alive is None else not alive.lost,
+        none_lost,
         _loss_text(measured, alive),
     )
     kafka = found["kafka", True, True]
@@ -230,11 +232,10 @@ def _losses(trial: Trial) -> list[Loss]:
             found += measuring.losses(
                 systems, 1_000, trial.scaled(500, 5_000), killed=killed, note=note
             )
-            trial.note(
-                "fault: killed every server and the sender, verified"
-                if killed
-                else "control: nothing was killed"
-            )
+            if killed:
+                trial.note("fault: killed every server and the sender, verified")
+            else:
+                trial.note("control: nothing was killed")
     return found
 
 
@@ -250,6 +251,15 @@ def _ratios(
         / rate_of(cells[CLASSIC, durable, size]).median
         for size in measuring.COUNTS
     }
+
+
+def _all(
+    ratios: Mapping[int, float] | None, sizes: Iterable[int], holds: Callable[[float], bool]
+) -> bool | None:
+    """Return whether the ratios of these sizes all satisfy a condition; None if unknown."""
+    if ratios is None:
+        return None
+    return all(holds(ratios[size]) for size in sizes)
 
 
 def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size: int) -> None:

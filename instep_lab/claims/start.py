@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,24 +94,31 @@ def _config(reset: str | None, protocol: str = "classic") -> dict[str, Any]:
     return {"auto.offset.reset": reset, "group.protocol": protocol}
 
 
+def _no_reset(client: str) -> str:
+    """Return the value of auto.offset.reset that asks for an error, as this client spells it."""
+    if client == Library.KAFKA_PYTHON:
+        return "none"
+    return "error"
+
+
 def _read(
     trial: Trial, scenario: Scenario, plan: Consuming, new: int = 0, first: int = 0
 ) -> Reading:
     """Read to the end or to an error; then send more, numbered from `first`, and read that too."""
-    parts = range(PARTITIONS) if plan.assigned is None else plan.assigned
+    parts: Sequence[int] = range(PARTITIONS)
+    if plan.assigned is not None:
+        parts = plan.assigned
     with scenario.background(plan) as (counted, _):
-        for sends in (0, new) if new else (0,):
+        for sends in dict.fromkeys((0, new)):
             if sends:
                 _more(trial, scenario, plan.topic, sends, first)
             ends = _ends(trial, plan.topic)
 
             def reached(ends: Places = ends) -> bool:
                 at_end = sum(counted.ends.get(part) == ends[part] for part in parts)
-                missing = (
-                    counted.errors.count(NO_OFFSET)
-                    if plan.library is Library.LIBRDKAFKA
-                    else len(counted.errors)
-                )
+                missing = len(counted.errors)
+                if plan.library is Library.LIBRDKAFKA:
+                    missing = counted.errors.count(NO_OFFSET)
                 return at_end + missing >= len(parts) or bool(
                     counted.errors and not plan.continue_after_error
                 )
@@ -449,9 +456,8 @@ def missing_offset_with_none(trial: Trial) -> None:
         _more(trial, scenario, topic, count, first=0)
         middle = _middle(trial, topic)
         for committed in (PARTITIONS, PARTITIONS - 1, 0):
-            reset = "none" if client == Library.KAFKA_PYTHON else "error"
             plan = _with(
-                _of_client(trial, topic, client, reset, f"{committed} committed"),
+                _of_client(trial, topic, client, _no_reset(client), f"{committed} committed"),
                 continue_after_error=True,
             )
             _commit(trial, topic, plan.group, {part: middle[part] for part in range(committed)})
@@ -507,7 +513,7 @@ def subscribe_and_assign(trial: Trial) -> None:
                         _commit(trial, topic, plan.group, middle)
                     began.append(_read(trial, scenario, plan).began)
                 rows.append([situation, *(_show(one) for one in began)])
-                expected = ends if reset == "latest" else dict.fromkeys(ends, 0)
+                expected = {"earliest": dict.fromkeys(ends, 0), "latest": ends}[reset]
                 if committed:
                     expected = middle
                 trial.control(
@@ -579,7 +585,7 @@ def offset_removed_by_retention(trial: Trial) -> None:
     _more(trial, scenario, topic, fresh, first=5_000)
     plans: dict[tuple[str, str], Consuming] = {}
     for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
-        for reset in ("earliest", "latest", "none" if client == Library.KAFKA_PYTHON else "error"):
+        for reset in ("earliest", "latest", _no_reset(client)):
             plan = _with(
                 _of_client(trial, topic, client, reset, f"{client}, {reset}"),
                 continue_after_error=True,
@@ -601,7 +607,7 @@ def offset_removed_by_retention(trial: Trial) -> None:
         evidence = f"began at {_show(found.began)}, read {found.count:,}, {named}"
         rows.append([client, reset, _show(found.began), found.count, named])
         if reset in ("earliest", "latest"):
-            expected = firsts if reset == "earliest" else ends
+            expected = {"earliest": firsts, "latest": ends}[reset]
             trial.statement(
                 f"{client}: {reset} is followed",
                 found.began == expected and not found.errors,

@@ -212,12 +212,10 @@ def retention_by_segment(trial: Trial) -> None:
     plan = Publishing(
         topic=by_size, seed=trial.seed, size=1_000, count=each, config={"batch.size": 50_000}
     )
-    for half in (0, 1):
+    for half, timestamp_ms in ((0, old), (1, None)):
         sent = msgspec.structs.replace(plan, first=half * each)
         scenario.publish(sent)
-        scenario.publish(
-            msgspec.structs.replace(sent, topic=by_age, timestamp_ms=None if half else old)
-        )
+        scenario.publish(msgspec.structs.replace(sent, topic=by_age, timestamp_ms=timestamp_ms))
     # only now, so that all segments exist before the first one is deleted
     bases = {
         topic: {int(file.stem) for file in _segments(trial, topic)} for topic in (by_size, by_age)
@@ -323,11 +321,8 @@ def high_watermark(trial: Trial) -> None:
     topic = trial.topic(1, replicas=3, min_insync_replicas="1")
     trial.cluster.wait_in_sync(topic)
     leader = layout.read(trial.cluster.kafka).topics[topic].partitions[0].leader
-    follower = (
-        next(node.node for node in trial.cluster.own.nodes if node.node != leader)
-        if trial.cluster.own
-        else 0
-    )
+    assert trial.cluster.own is not None
+    follower = next(node.node for node in trial.cluster.own.nodes if node.node != leader)
     sending = Publishing(
         topic=topic, count=100, seed=trial.seed, config={"acks": 1, "enable.idempotence": False}
     )
@@ -339,6 +334,8 @@ def high_watermark(trial: Trial) -> None:
         _,
     ):
         trial.wait(lambda: reader.read == 100, "the reader to have the first records")
+        # The leader counts a frozen follower as in sync until replica.lag.time.max.ms has passed.
+        # Meanwhile the high watermark cannot move past what the follower has.
         trial.freeze(follower)
         began = time.monotonic()
         scenario.publish(sending)
@@ -354,7 +351,7 @@ def high_watermark(trial: Trial) -> None:
         in_sync = layout.read(trial.cluster.kafka).topics[topic].partitions[0].in_sync
         trial.thaw(follower)
         trial.wait(lambda: reader.read == 200, "the reader to have everything")
-    ends = max((one.offset or 0) + 1 for one in answered) if answered else 0
+    ends = max(((one.offset or 0) + 1 for one in answered), default=0)
     trial.control(
         "the leader had acknowledged the records",
         len(answered) == 100,

@@ -41,6 +41,7 @@ def commits(connection: Mapping[str, Any], group: str, topic: str, partition: in
                     topic,
                     partition,
                 ):
+                    # The value begins with its version and the offset. An expired commit has none.
                     found.append(int(struct.unpack_from(">hq", value)[1]))
         return found
     finally:
@@ -58,7 +59,9 @@ def position(connection: Mapping[str, Any], group: str, topic: str, partition: i
     except KafkaException:
         return None
     else:
-        return found if found >= 0 else None
+        if found < 0:
+            return None
+        return found
     finally:
         consumer.close()
 
@@ -67,6 +70,7 @@ def decode_key(key: bytes) -> tuple[str, str, int] | None:
     """Return group, topic and partition of a commit's key; None for other keys."""
     if len(key) < 2 or struct.unpack_from(">h", key)[0] not in COMMIT_KEYS:
         return None
+    # Behind the version: group and topic, each with its length, and the partition.
     at, texts = 2, []
     for _ in range(2):
         (length,) = struct.unpack_from(">h", key, at)

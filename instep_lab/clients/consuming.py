@@ -130,6 +130,12 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     dies_on: int = 0
     continue_after_error: bool = False
 
+    def room(self, read: int) -> int:
+        """Return how many more records may be read at once after this many."""
+        if self.count is None:
+            return self.batch
+        return min(self.batch, self.count - read)
+
 
 DEFAULTS: Mapping[str, Any] = {
     "auto.offset.reset": "earliest",
@@ -213,7 +219,9 @@ class _Reader:
             {name: value for name, value in config.items() if value is not None}
         )
         self._table = _table(plan)
-        self._pool = _Workers(self._work, plan) if plan.pool is not Pool.NONE else None
+        self._pool: _Workers | None = None
+        if plan.pool is not Pool.NONE:
+            self._pool = _Workers(self._work, plan)
         self._stores_later = plan.config.get("enable.auto.offset.store") is False
         self._done = 0
         self._since_commit = 0
@@ -255,12 +263,7 @@ class _Reader:
                 and self.progress.ends.keys() >= {*self.progress.assigned}
             ):
                 return
-            room = (
-                plan.batch
-                if plan.count is None
-                else min(plan.batch, plan.count - self.progress.read)
-            )
-            batch = self._poll(room)
+            batch = self._poll(plan.room(self.progress.read))
             if batch:
                 quiet_since = time.monotonic()
                 self._handle(batch)
@@ -370,13 +373,14 @@ class _Reader:
         if not offsets:
             return
         began = time.monotonic_ns()
-        outcome, note = OperationStatus.OK, "sync" if synchronous else "sent"
         try:
             if synchronous:
                 self._consumer.commit(offsets=offsets, asynchronous=False)
+                outcome, note = OperationStatus.OK, "sync"
             else:
+                # `_committed` records the response; it may never come.
                 self._consumer.commit(offsets=offsets, asynchronous=True)
-                outcome = OperationStatus.UNKNOWN
+                outcome, note = OperationStatus.UNKNOWN, "sent"
         except KafkaException as error:
             outcome, note = OperationStatus.FAIL, error.args[0].name()
         took = time.monotonic_ns() - began
@@ -395,15 +399,17 @@ class _Reader:
     def _committed(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """Record the responses to automatic and asynchronous commits."""
         for one in offsets:
-            fault = error or one.error
+            outcome, note = OperationStatus.OK, "acknowledged"
+            if (fault := error or one.error) is not None:
+                outcome, note = OperationStatus.FAIL, fault.name()
             if one.offset >= 0:
                 self._history_writer.note(
                     self._operation(
                         OperationKind.COMMIT,
-                        OperationStatus.FAIL if fault else OperationStatus.OK,
+                        outcome,
                         partition=one.partition,
                         offset=one.offset,
-                        note=fault.name() if fault else "acknowledged",
+                        note=note,
                     )
                 )
 
@@ -486,8 +492,11 @@ class _Workers:
 
     def __init__(self, work: Callable[[Message], None], plan: Consuming) -> None:
         self._work, self._by_key = work, plan.pool is Pool.BY_KEY
+        queues = 1
+        if self._by_key:
+            queues = POOL_SIZE  # one thread per queue keeps the order within a key
         self._queues: list[queue.SimpleQueue[Message | None]] = [
-            queue.SimpleQueue() for _ in range(POOL_SIZE if self._by_key else 1)
+            queue.SimpleQueue() for _ in range(queues)
         ]
         self._threads = [
             threading.Thread(

@@ -84,13 +84,10 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
     def run(self, stop: threading.Event) -> None:
         plan, quiet_since = self._plan, time.monotonic()
         while not stop.is_set() and (plan.count is None or self.progress.read < plan.count):
-            room = (
-                plan.batch
-                if plan.count is None
-                else min(plan.batch, plan.count - self.progress.read)
-            )
             try:
-                found = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=room)
+                found = self._consumer.poll(
+                    timeout_ms=int(POLL_S * 1000), max_records=plan.room(self.progress.read)
+                )
             except client_errors.KafkaError as error:
                 self._fail(error)
                 if not plan.continue_after_error:
@@ -115,11 +112,11 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _hold(self, kind: OperationKind, parts: Collection[TopicPartition]) -> None:
         places = {(one.topic, one.partition) for one in parts}
-        held = (
-            set(self.progress.held) | places
-            if kind is OperationKind.ASSIGN
-            else set(self.progress.held) - places
-        )
+        held = set(self.progress.held)
+        if kind is OperationKind.ASSIGN:
+            held |= places
+        else:
+            held -= places
         self.progress.hold(self._plan.topic, held)
         for one in sorted(parts):
             self._note(kind, partition=one.partition)

@@ -188,13 +188,16 @@ class _Sender:
             self._plan.abort_every is not None and self._transactions % self._plan.abort_every == 0
         )
         began = time.monotonic_ns()
-        outcome = OperationStatus.FAIL if aborts else OperationStatus.OK
         try:
             if aborts:
+                # Without the flush, most records would be dropped unsent, and a reader of
+                # uncommitted data would have nothing to find.
                 self._producer.flush(self._plan.flush_timeout_s)
                 self._producer.abort_transaction(30)
+                outcome = OperationStatus.FAIL
             else:
                 self._producer.commit_transaction(30)
+                outcome = OperationStatus.OK
         except KafkaException as error:
             outcome = OperationStatus.UNKNOWN
             self._history_writer.note(
@@ -216,7 +219,9 @@ class _Sender:
 
     @property
     def _transaction(self) -> str | None:
-        return f"{self._plan.member}-{self._transactions}" if self._plan.transaction else None
+        if not self._plan.transaction:
+            return None
+        return f"{self._plan.member}-{self._transactions}"
 
     def _noter(
         self, record: workload.WorkloadRecord, began: int
@@ -282,4 +287,6 @@ def outcome_of(error: KafkaError | None) -> OperationStatus:
     """Return ok, fail, or unknown after an error with which the record may be in the log."""
     if error is None:
         return OperationStatus.OK
-    return OperationStatus.FAIL if error.code() in NOT_WRITTEN else OperationStatus.UNKNOWN
+    if error.code() in NOT_WRITTEN:
+        return OperationStatus.FAIL
+    return OperationStatus.UNKNOWN

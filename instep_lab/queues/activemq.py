@@ -71,12 +71,14 @@ class ActiveQueue:
         self._connection.connect(wait=True)
 
     def enqueue(self, messages: Sequence[bytes]) -> None:
-        keeping = {"persistent": str(self._durable).lower()}
         for batch in system.batches(messages):
-            expected = self._counter.receipts + (len(batch) if self._durable else 0)
+            expected = self._counter.receipts
             for number, message in enumerate(batch):
-                answer = {"receipt": str(number)} if self._durable else {}
-                self._connection.send(self._destination, message, headers={**keeping, **answer})
+                headers = {"persistent": str(self._durable).lower()}
+                if self._durable:
+                    headers["receipt"] = str(number)
+                    expected += 1
+                self._connection.send(self._destination, message, headers=headers)
             self._wait_receipts(expected)
         if not self._durable:
             # A receipt for a later frame: the broker handles the frames of a connection in order.

@@ -125,12 +125,11 @@ class RabbitQueue:
 
     def _run(self, patience_s: float | None = None) -> None:
         """Run the event loop until it is stopped; without `patience_s`, a timeout is a failure."""
-        late = (
-            self._stop
-            if patience_s
-            else functools.partial(self._fail, None, f"no response within {ANSWER_S:.0f} s")
-        )
-        self._loop(patience_s or ANSWER_S, late)
+        if patience_s:
+            self._loop(patience_s, self._stop)
+        else:
+            reason = f"no response within {ANSWER_S:.0f} s"
+            self._loop(ANSWER_S, functools.partial(self._fail, None, reason))
         if self._failure:
             raise errors.Unreachable(f"RabbitMQ: {self._failure}")
 

@@ -33,19 +33,27 @@ class Section:
 
     @property
     def statement(self) -> str:
-        return self.claim.statement if self.claim else NO_LONGER_KNOWN
+        if self.claim is None:
+            return NO_LONGER_KNOWN
+        return self.claim.statement
 
     @property
     def verdict(self) -> str:
-        return self.result.verdict.value if self.result else NOT_RUN
+        if self.result is None:
+            return NOT_RUN
+        return self.result.verdict.value
 
     @property
     def because(self) -> str:
-        return self.result.judgement.because if self.result else ""
+        if self.result is None:
+            return ""
+        return self.result.judgement.because
 
     @property
     def command(self) -> str:
-        return self.result.command if self.result else f"instep lab run {self.id}"
+        if self.result is None:
+            return f"instep lab run {self.id}"
+        return self.result.command
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +140,6 @@ def _without_empty(value: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value)

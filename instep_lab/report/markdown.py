@@ -80,7 +80,9 @@ def _table(table: ReportTable) -> str:
         [markdown(name) for name in table.columns],
         [[_cell(value) for value in row] for row in table.rows],
     )
-    return f"*{markdown(table.title)}*\n\n{grid}" if table.title else grid
+    if not table.title:
+        return grid
+    return f"*{markdown(table.title)}*\n\n{grid}"
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -96,9 +98,11 @@ def _cell(value: Cell) -> str:
 def _code(text: str) -> str:
     """Return a text as code, between more backticks than it contains."""
     shown = plain(text)
+    if not shown.strip():
+        return ""
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " if len(fence) > 1 else ""
-    return f"{fence}{space}{shown}{space}{fence}" if shown.strip() else ""
+    return f"{fence}{space}{shown}{space}{fence}"
 
 
 def _anchor(section: Section) -> str:

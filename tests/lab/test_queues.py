@@ -71,7 +71,7 @@ def test_messages_of_every_size_arrive_once_in_order_and_complete(
 def test_a_kill_loses_all_messages_that_are_not_durable_and_no_others(
     servers: Servers, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # waiting for lost messages is in vain
+    # lost messages never arrive, so do not wait long for them
     monkeypatch.setattr("instep_lab.queues.system.PATIENCE_S", 5.0)
     ways = [
         servers.system(kind.name, durable=durable)
