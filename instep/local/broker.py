@@ -102,7 +102,8 @@ class Broker(server.Server):
     def choose_ports(self) -> None:
         if len(self.peers) < 2:
             port, controller_port = ports.free(2)
-            self._port = self._port if self._port_is_fixed else port
+            if not self._port_is_fixed:
+                self._port = port
             self.peers = (Peer(self.node, controller_port),)
 
     def prepare(self) -> None:
@@ -288,7 +289,10 @@ class LocalCluster(Lifetime):
         chosen = ports.free(2 * len(self.nodes))
         peers = tuple(Peer(node.node, chosen.pop()) for node in self.nodes)
         for node in self.nodes:
-            node.join(node.port if self._ports_were_given else chosen.pop(), peers, self.cluster_id)
+            port = node.port
+            if not self._ports_were_given:
+                port = chosen.pop()
+            node.join(port, peers, self.cluster_id)
 
     def _wait_for_each_other(self) -> None:
         if not wait_until(self._know_each_other, self.nodes[0].start_timeout_s, interval_s=0.05):
@@ -325,6 +329,8 @@ class Membership:
 
 def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
     """Ask the broker on this port with a Metadata request (version 2, no topics)."""
+    # Request header: API key (3 is Metadata), version, correlation id and client id, a string with
+    # its length. Body: an empty array of topics, which asks for no topic.
     body = struct.pack(">hhih6si", 3, 2, 1, 6, b"instep", 0)
     with (
         socket.create_connection((ports.HOST, port), timeout=timeout_s) as connection,
@@ -333,6 +339,8 @@ def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
         connection.sendall(struct.pack(">i", len(body)) + body)
         size = struct.unpack(">i", _exactly(stream, 4))[0]
         answer = io.BytesIO(_exactly(stream, size))
+    # Response: correlation id, then an array of brokers with id, host, port and rack each, then
+    # the cluster's id. The rest, the controller and the topics, is not needed.
     _, count = struct.unpack(">ii", _exactly(answer, 8))
     nodes = set()
     for _ in range(count):
@@ -345,7 +353,9 @@ def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
 
 def _read_string(stream: BinaryIO) -> str | None:
     length = struct.unpack(">h", _exactly(stream, 2))[0]
-    return None if length < 0 else _exactly(stream, length).decode(errors="replace")
+    if length < 0:
+        return None
+    return _exactly(stream, length).decode(errors="replace")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

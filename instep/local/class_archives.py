@@ -171,10 +171,11 @@ def _current_note(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
     release = java_program.parent.parent / "release"
     home = program.home()
     facts = ((jar.name, jar.stat()) for jar in [*jars, *sorted(home.glob("jars/*.jar"))])
+    version = str(java_program.stat().st_mtime_ns)
+    if release.is_file():
+        version = release.read_text(encoding="utf-8", errors="replace")
     return {
-        "java": release.read_text(encoding="utf-8", errors="replace")
-        if release.is_file()
-        else str(java_program.stat().st_mtime_ns),
+        "java": version,
         "program": str(java_program),
         "home": str(home),
         # With their times, because the JVM ignores an archive if its jars were installed again.
@@ -214,8 +215,9 @@ def _dump(
         raise errors.InstepError(f"the JVM did not write its archive within {TIMEOUT_S:.0f} s")
     status = keeper.poll()
     if status != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit status {status}"
+        reason = f"exit status {status}"
+        if lines := log.read_text(encoding="utf-8", errors="replace").strip().splitlines():
+            reason = lines[-1]
         raise errors.InstepError(f"the JVM could not write its archive: {reason}")
 
 

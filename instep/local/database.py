@@ -54,12 +54,16 @@ class Database(server.Server):
     @property
     def home(self) -> Path:
         """Return the folder of the programs; fetch them if they are not in the cache."""
-        return artifacts.unpacked(self.name if self._is_default else f"{self.name}-{self.version}")
+        if self._is_default:
+            return artifacts.unpacked(self.name)
+        return artifacts.unpacked(f"{self.name}-{self.version}")
 
     @property
     def data(self) -> Path:
         """Return the folder of the data."""
-        return self.root / ("data" if self._is_default else f"data-{self.version}")
+        if self._is_default:
+            return self.root / "data"
+        return self.root / f"data-{self.version}"
 
     @property
     def _is_default(self) -> bool:

@@ -105,8 +105,12 @@ class Keeper:
 
         As a subreaper (Linux) the keeper is the new parent of orphans, so it finds them too.
         """
-        root = self.child.pid if self.child and not LIBC else os.getpid()
-        first = [self.child.pid] if self.child and self.child.poll() is None else []
+        root = os.getpid()
+        if self.child and not LIBC:
+            root = self.child.pid
+        first = []
+        if self.child and self.child.poll() is None:
+            first = [self.child.pid]
         return first + [pid for pid in _descendants(root) if pid not in first]
 
     def freeze(self) -> bool:

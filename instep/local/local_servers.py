@@ -177,28 +177,27 @@ def _check_ports(given_ports: Mapping[str, int]) -> None:
 
 def _broker_count(wanted: int | None) -> int:
     kept = [int(folder.name.rpartition("-")[2]) for folder in _kept_clusters()]
-    count = wanted
-    if count is None:
-        count = kept[0] if kept else 1
-    if count in kept or not kept:
-        return count
+    if wanted is None:
+        return next(iter(kept), 1)
+    if wanted in kept or not kept:
+        return wanted
     if _nodes():
         raise errors.SettingsError(
-            f"the local Kafka is running with {_brokers(kept[0])},"
-            f" but {_brokers(count)} were requested",
+            f"the local Kafka is running with {_brokers(kept[0])}, not {wanted}",
             "leave out --brokers; or run `instep down --purge --execute` first,"
             " which removes its topics",
         )
     raise errors.SettingsError(
-        f"the data of the local Kafka is that of {_brokers(kept[0])},"
-        f" but {_brokers(count)} were requested",
+        f"the local Kafka was created with {_brokers(kept[0])}, not {wanted}",
         f"use --brokers {kept[0]}; or run `instep down --purge --execute` first,"
         " which removes its topics",
     )
 
 
 def _brokers(count: int) -> str:
-    return "1 broker" if count == 1 else f"{count} brokers"
+    if count == 1:
+        return "1 broker"
+    return f"{count} brokers"
 
 
 def _start_brokers(count: int, given_port: int | None) -> None:

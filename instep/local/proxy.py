@@ -17,8 +17,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 from instep.local import ports
 
 CHUNK_BYTES = 64 * 1024
-LARGE_BYTES = 200
-GARBLED_BEFORE_END = 30
+LARGE_BYTES = 200  # smaller chunks are requests without records
+GARBLED_BEFORE_END = 30  # within the value of the last record, behind all lengths and headers
 DELAYED_CHUNKS_MAX = 1024  # at the same time, in one direction of a connection
 
 Delayed: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"
@@ -154,6 +154,7 @@ class Proxy:
                     continue
                 if fault.garbles_every and not answers and len(chunk) > LARGE_BYTES:
                     chunk = self._garbled(chunk, fault.garbles_every)
+                # Queue instead of sleeping here: a delay adds latency but limits no throughput.
                 await delayed.put((self._loop.time() + fault.delay_s, chunk))
                 self.counts.held_most = max(self.counts.held_most, delayed.qsize())
         await delayed.put((self._loop.time() + self._fault.delay_s, b""))
@@ -173,6 +174,7 @@ class Proxy:
                     await to.drain()
                     self.counts.passed_bytes += len(chunk)
                 except OSError:
+                    # Keep emptying the queue: a full one would block `_receive` for ever.
                     is_open = False
         with contextlib.suppress(OSError):
             if to.can_write_eof():
@@ -187,9 +189,9 @@ class Proxy:
         return chunk[:place] + bytes([chunk[place] ^ 1]) + chunk[place + 1 :]
 
     async def _cut(self) -> int:
-        ends = list(self._open)
+        ends = list(self._open)  # two for each connection
         for end in ends:
-            end.transport.abort()
+            end.transport.abort()  # drops what is buffered, as a broken network does
         self.counts.cut_connections += len(ends) // 2
         return len(ends) // 2
 

@@ -256,7 +256,8 @@ class Server(Lifetime):
         """Create the folder and the keeper."""
         if self._root is None:
             base = Path(tempfile.gettempdir())
-            base = paths.open_temporary(base) if self.user else base
+            if self.user:
+                base = paths.open_temporary(base)
             self._root = Path(tempfile.mkdtemp(prefix=f"instep-{self.name}-", dir=base))
         self._root.mkdir(parents=True, exist_ok=True)
         if self.user:
@@ -271,10 +272,12 @@ class Server(Lifetime):
         if self._keeper is None or not self._keeper.alive:
             if self._keeper:
                 self._keeper.close()
+            # Data that is removed anyway needs no clean shutdown.
+            temporary, end_signal = None, self.stop_signal
+            if self._temporary:
+                temporary, end_signal = self._root, self.end_signal
             self._keeper = keeper_client.KeeperClient(
-                temporary=self._root if self._temporary else None,
-                end_signal=self.end_signal if self._temporary else self.stop_signal,
-                tied=self._tied,
+                temporary=temporary, end_signal=end_signal, tied=self._tied
             )
 
     def _run(self) -> None:
@@ -306,12 +309,16 @@ class Server(Lifetime):
                 "free some space there, and start again",
             )
         lines = [line for line in self.read_log().splitlines() if line.strip()][-LOG_TAIL_LINES:]
-        where = "" if self._temporary else f"the complete log: {self.log}"
+        where = ""
+        if not self._temporary:
+            where = f"the complete log: {self.log}"
         shown = [f"{what}; the last lines of its log:", *(f"  {line}" for line in lines)]
         return errors.InstepError("\n".join(shown), where)
 
     def _mark_log(self) -> None:
-        self._log_from = self.log.stat().st_size if self.log.exists() else 0
+        self._log_from = 0
+        if self.log.exists():
+            self._log_from = self.log.stat().st_size
 
 
 def not_paused(name: str) -> errors.InstepError:

@@ -107,6 +107,7 @@ def diverged(cluster: Cluster, topic: Topic, ledger: Ledger) -> dict[int, str]:
     A record that compaction has removed proves nothing.
     """
     first = offsets.earliest(cluster, topic.name, list(ledger))
+    # The end with open transactions: a transaction that stays open is no lost end.
     end = offsets.latest(cluster, topic.name, list(ledger), committed=False)
     evidence: dict[int, str] = {}
     last_applied: dict[int, int] = {}

@@ -171,7 +171,9 @@ class Runner(threading.Thread):
 
     def waiting_s(self) -> float:
         """Return for how long the pipeline has been waiting."""
-        return time.monotonic() - self._waiting_since if self.state is RunnerState.WAITING else 0.0
+        if self.state is not RunnerState.WAITING:
+            return 0.0
+        return time.monotonic() - self._waiting_since
 
     def _has_no_session(self) -> bool:
         return self._suspended.is_set() or self._is_lost()
@@ -218,6 +220,7 @@ class Runner(threading.Thread):
         topic = self._confirmed(
             lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known)
         )
+        # Before the epoch is taken: a start with a wrong address must not fence the right run.
         continuity.refuse_replaced(self.name, topic, known)  # 1
         begins = pending.begins(self.cluster, topic, self.pipeline, known)
         epoch, ledger = sink.ledger.take_epoch(
@@ -242,6 +245,7 @@ class Runner(threading.Thread):
             kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
             offsets={partition: position.next_offset for partition, position in ledger.items()},
             rows_max=self.pipeline.batch_rows_max,
+            # A new checkpoint for every start: the ledger decides where to continue, not Spark.
             checkpoint=self._folder / f"checkpoint-{epoch}",
             once=self.once,
         )  # 4
@@ -372,7 +376,9 @@ class Runner(threading.Thread):
         for partition in self._ledger:
             now = ledger.get(partition)
             if now is None or now.epoch < self._epoch or partition in moved_back:
-                where = "was removed" if now is None else f"was moved to {now.next_offset}"
+                where = "was removed"
+                if now is not None:
+                    where = f"was moved to {now.next_offset}"
                 raise errors.LedgerMoved(
                     f"the ledger of {self.name!r}, partition {partition}, {where}"
                 )
@@ -415,7 +421,10 @@ class Runner(threading.Thread):
         if topic.id != self._topic.id:
             raise continuity.replaced(self.name, topic.name)
         # Check the previous ledger too: a log that lost its end may have grown past it since.
-        for known in (self._ledger, ledger) if ledger != self._ledger else (ledger,):
+        ledgers = [ledger]
+        if self._ledger != ledger:
+            ledgers.insert(0, self._ledger)
+        for known in ledgers:
             self._confirmed(
                 functools.partial(continuity.refuse_diverged, self.cluster, self.name, topic, known)
             )

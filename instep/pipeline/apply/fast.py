@@ -81,6 +81,7 @@ def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | N
 
 def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> bool:
     """Upsert the batch. Roll back and return False unless the expected rows were written."""
+    # A savepoint, since a rollback would also give up the lock on the ledger row.
     sink.connection.execute("SAVEPOINT instep")
     written = sink.table.upsert(_rows(sink, reduced))
     if written != expected_rows:

@@ -45,8 +45,10 @@ def ledger_offset(
 
     None for an event of a topic that was replaced since.
     """
-    position = ledger.get(place.partition) if place.topic == session.sink.target.topic else None
-    return None if position is None else position.next_offset
+    position = ledger.get(place.partition)
+    if position is None or place.topic != session.sink.target.topic:
+        return None
+    return position.next_offset
 
 
 def _release(session: MaintenanceSession, document: str, execute: bool) -> list[Change]:
@@ -96,9 +98,13 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
 def _decode(session: MaintenanceSession, one: QuarantinedRecord) -> Event | Refusal:
     """Decode the event by the current settings and table, which may have changed since."""
     events, dead = session.decoder.decode_all([one.record])
-    return Refusal(dead[0].reason, dead[0].detail) if dead else events[0]
+    if dead:
+        return Refusal(dead[0].reason, dead[0].detail)
+    return events[0]
 
 
 def _history_verdict(line: Change) -> str:
     """Return the verdict that the history keeps: it distinguishes a release from the flow."""
-    return Action.RELEASED.value if line.verdict == Verdict.APPLIED.value else line.verdict
+    if line.verdict == Verdict.APPLIED.value:
+        return Action.RELEASED.value
+    return line.verdict

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from instep import errors, settings
+from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event
 from instep.document.guard import Changes, Document, Parked, Stored, Verdict
@@ -57,7 +57,9 @@ def relaxed(rules: guard.Rules) -> guard.Rules:
 
     No transition is checked, and no document waits for its row.
     """
-    missing: settings.Missing = "insert" if rules.missing == "insert" else "ignore"
+    missing = rules.missing
+    if missing == "park":
+        missing = "ignore"
     return msgspec.structs.replace(rules, missing=missing, transitions=Transitions())
 
 
@@ -106,7 +108,8 @@ class _Batch:
 
     def read_stored(self, events: Sequence[Event]) -> None:
         """Read what is stored of all documents at once. What the batch writes is known."""
-        self.stored = self.sink.stored(event.document for event in events) if events else {}
+        if events:
+            self.stored = self.sink.stored(event.document for event in events)
 
     def write(self, events: Sequence[Event], *, isolate_failures: bool) -> None:
         """Write one round. With `isolate_failures`, park the documents that the table refuses."""

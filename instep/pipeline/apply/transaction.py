@@ -148,6 +148,8 @@ class BatchTransaction:
                 return self._run(part.isolate_failures)
         except errors.Outrun:
             self._times_outrun += 1
+            # The first time another writer may have been faster. Again, the table itself may differ
+            # from what the statements were made for.
             if self._times_outrun > 1:
                 self._same_table()
             raise
@@ -234,6 +236,8 @@ class BatchTransaction:
                 self.sink.ledger.update_totals(counted)
             return outcome
         except errors.Unreachable:
+            # The rows may have been committed. Writing them again could repeat them, so they count
+            # as lost, which this guarantee allows.
             self.part.lost = True
             raise
 
@@ -242,6 +246,7 @@ class BatchTransaction:
         self._at(1)
         position = self.sink.ledger.lock(self.partition)
         if position is None:
+            # A newer run may have raised the epoch of the other rows before this one existed.
             rows_of_others = self.sink.ledger.positions(lock=True).values()
             self._refuse_newer(max((row.epoch for row in rows_of_others), default=0))
             writer = self.writer
@@ -364,7 +369,7 @@ class BatchTransaction:
             self._at(7)
         last = self.part.records[-1]
         if last.offset < before.next_offset:
-            return
+            return  # all of it was applied before: the ledger must not go back
         after = msgspec.structs.replace(
             before,
             next_offset=last.offset + 1,
