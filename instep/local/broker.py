@@ -289,9 +289,7 @@ class LocalCluster(Lifetime):
         chosen = ports.free(2 * len(self.nodes))
         peers = tuple(Peer(node.node, chosen.pop()) for node in self.nodes)
         for node in self.nodes:
-            port = node.port
-            if not self._ports_were_given:
-                port = chosen.pop()
+            port = node.port if self._ports_were_given else chosen.pop()
             node.join(port, peers, self.cluster_id)
 
     def _wait_for_each_other(self) -> None:

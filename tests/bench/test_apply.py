@@ -77,7 +77,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
     broker: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranking, "WARM_UPS", 0)
-    said: list[str] = []
+    messages: list[str] = []
     hold = contest.measure
     failed: list[int] = []
 
@@ -100,7 +100,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         against=("loop",),
         bootstrap=broker.bootstrap,
     )
-    result = apply.run(options, said.append, "instep bench apply")
+    result = apply.run(options, messages.append, "instep bench apply")
     ours = [one for one in result.figures if one.labels["contestant"] != "loop"]
     found = {(one.name, one.labels["start"], one.labels.get("role")): one for one in ours}
     for start in ("cold", "warm"):
@@ -116,7 +116,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         "loop has no figure for cold, round 1 of 1 on sqlite: it lost its connection"
         in result.notes
     )
-    assert any("round 1 of 1" in line for line in said)
+    assert any("round 1 of 1" in line for line in messages)
     assert result.releases["sqlite"]
 
 

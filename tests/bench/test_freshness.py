@@ -24,7 +24,7 @@ def life(due_ms: int, *parts: float, late_ms: float = 0.0) -> Life:
     )
 
 
-def seen(**changed: object) -> freshness_report.FreshnessRun:
+def example_run(**changed: object) -> freshness_report.FreshnessRun:
     lives = [life(10 * number, 5, 50, 20, 10 + number) for number in range(300)]
     whole = {
         "starts_s": {"fresh": 7.5, "after kill -9": 8.25},
@@ -82,7 +82,7 @@ def test_figures_report_the_observations() -> None:
 
 
 def test_every_plot_can_be_drawn() -> None:
-    drawn = freshness_report.plots(seen())
+    drawn = freshness_report.plots(example_run())
     assert [plot.title.partition(":")[0] for plot in drawn] == [
         "How late the latest are",
         "Where the time goes",
@@ -95,15 +95,19 @@ def test_every_plot_can_be_drawn() -> None:
 
 def test_a_late_sender_is_reported() -> None:
     late = [life(0, 20, 1, 1, 1, late_ms=12.0)]
-    reported = freshness_report.notes(seen(loads=[freshness_report.RateResult(5_000, late, {})]))
+    reported = freshness_report.notes(
+        example_run(loads=[freshness_report.RateResult(5_000, late, {})])
+    )
     assert any(
         "5,000 events/s the sender itself was late: p99 12.0 ms" in note for note in reported
     )
-    assert not any("late" in note for note in freshness_report.notes(seen(faults=[])))
+    assert not any("late" in note for note in freshness_report.notes(example_run(faults=[])))
 
 
 def test_a_users_broker_is_not_killed() -> None:
-    assert any("was not killed" in note for note in freshness_report.notes(seen(own_broker=False)))
+    assert any(
+        "was not killed" in note for note in freshness_report.notes(example_run(own_broker=False))
+    )
 
 
 def test_the_oldest_event_of_each_half_second_is_kept() -> None:
@@ -144,8 +148,8 @@ def test_a_short_run_has_a_result(broker: kafka.LocalCluster) -> None:
         history=True,
         bootstrap=broker.bootstrap,
     )
-    said: list[str] = []
-    result = freshness.run(options, said.append, "instep bench freshness")
+    messages: list[str] = []
+    result = freshness.run(options, messages.append, "instep bench freshness")
     [p50] = [
         one
         for one in result.figures
@@ -154,4 +158,4 @@ def test_a_short_run_has_a_result(broker: kafka.LocalCluster) -> None:
     assert p50.median > 0
     assert result.tables[0].rows[0][:2] == [200, 400]
     assert result.options["rates"] == "200"
-    assert said[-1] == "200 events/s for 2 s"
+    assert messages[-1] == "200 events/s for 2 s"

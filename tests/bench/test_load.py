@@ -17,8 +17,8 @@ MIXED = load.Load(events=3_000, documents=500, stale=0.1, repeated=0.05, bad=0.0
 
 def test_documents_take_turns() -> None:
     plain = load.Load(events=7, documents=3)
-    said = [json.loads(sent.value) for sent in load.records(plain)]
-    assert [(one["doc_id"][-1], one["version"]) for one in said] == [
+    events = [json.loads(sent.value) for sent in load.records(plain)]
+    assert [(one["doc_id"][-1], one["version"]) for one in events] == [
         ("0", 1),
         ("1", 1),
         ("2", 1),
@@ -46,8 +46,8 @@ def test_the_expected_state_equals_applying_the_records_one_by_one() -> None:
     found: Counter[str] = Counter()
     for sent in load.records(MIXED):
         try:
-            said = json.loads(sent.value)
-            document, version = said["doc_id"], int(said["version"])
+            event = json.loads(sent.value)
+            document, version = event["doc_id"], int(event["version"])
         except (ValueError, KeyError, TypeError):
             found["bad"] += 1
             continue
@@ -55,7 +55,7 @@ def test_the_expected_state_equals_applying_the_records_one_by_one() -> None:
         before = stands.get(document, ("", 0))[1]
         found["applied" if version > before else "repeated" if version == before else "stale"] += 1
         if version > before:
-            stands[document] = (said["status"], version)
+            stands[document] = (event["status"], version)
     expected = load.expected_state(MIXED, PARTITIONS)
     assert {name: (row.status, row.version) for name, row in expected.rows.items()} == stands
     assert dict(found) == {

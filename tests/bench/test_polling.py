@@ -17,7 +17,7 @@ def test_polling_and_events_are_measured_and_nothing_is_left(
     broker: LocalCluster, new_database: Callable[[str], str]
 ) -> None:
     url = new_database("postgres")
-    said: list[str] = []
+    messages: list[str] = []
     options = PollingOptions(
         documents=40,
         call_s=0.002,
@@ -27,9 +27,9 @@ def test_polling_and_events_are_measured_and_nothing_is_left(
         target=url,
         bootstrap=broker.bootstrap,
     )
-    result = polling.run(options, said.append, "instep bench polling")
+    result = polling.run(options, messages.append, "instep bench polling")
     rounds = {figure.labels["way"]: figure for figure in result.figures if figure.name == "a round"}
-    assert {way: figure.labels["seconds are"] for way, figure in rounds.items()} == {
+    assert {method: figure.labels["seconds are"] for method, figure in rounds.items()} == {
         "polling, 1 connection": "extrapolated",
         "polling, 5 connections": "extrapolated",
         "events": "measured",

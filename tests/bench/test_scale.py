@@ -15,8 +15,8 @@ from instep_bench.scale_report import Conditions, ScaleRound
 
 def test_each_dimension_is_varied_alone() -> None:
     options = scale.ScaleOptions()
-    asked = scale.points(options, has_distance=True)
-    assert {name: list(values) for name, values in asked.items()} == {
+    points = scale.points(options, has_distance=True)
+    assert {name: list(values) for name, values in points.items()} == {
         "documents": ["10000", "1000000", "10000000"],
         "events": ["100000", "1000000", "10000000"],
         "partitions": ["1", "4", "12", "48"],
@@ -25,9 +25,12 @@ def test_each_dimension_is_varied_alone() -> None:
     }
     base = msgspec.structs.replace(scale.BASE, events=options.base_events)
     assert (
-        asked["events"]["100000"] == asked["partitions"]["4"] == asked["master"]["local[2]"] == base
+        points["events"]["100000"]
+        == points["partitions"]["4"]
+        == points["master"]["local[2]"]
+        == base
     )
-    for values in asked.values():
+    for values in points.values():
         for point in values.values():
             changed = [
                 field
@@ -41,10 +44,10 @@ def test_each_dimension_is_varied_alone() -> None:
 @pytest.mark.parametrize("documents", [1, 2, 3, 10, 97, 1_000, 1_024, 7_919])
 def test_events_visit_every_document_once_per_cycle(documents: int) -> None:
     found = list(scale.events(documents, 0, 2 * documents))
-    for turn in (0, 1):
-        part = found[turn * documents : (turn + 1) * documents]
+    for cycle in (0, 1):
+        part = found[cycle * documents : (cycle + 1) * documents]
         assert len({sent.key for sent in part}) == documents
-        assert all(f'"version": {turn + 1},'.encode() in sent.value for sent in part)
+        assert all(f'"version": {cycle + 1},'.encode() in sent.value for sent in part)
     assert list(scale.events(documents, documents, 1)) == found[documents : documents + 1]
 
 
@@ -64,9 +67,9 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
         scale.run(scale.ScaleOptions(**wrong), print, "instep bench scale")  # type: ignore[arg-type]
 
 
-def seen() -> scale_report.ScaleRun:
-    asked = scale.points(scale.ScaleOptions(masters=("local[1]", "cluster")), has_distance=True)
-    wanted = {point for values in asked.values() for point in values.values()}
+def example_run() -> scale_report.ScaleRun:
+    points = scale.points(scale.ScaleOptions(masters=("local[1]", "cluster")), has_distance=True)
+    wanted = {point for values in points.values() for point in values.values()}
 
     def measured(point: Conditions) -> list[ScaleRound]:
         cpu = {
@@ -81,22 +84,24 @@ def seen() -> scale_report.ScaleRun:
 
     trips = {point: 2.2 for point in wanted if point.delay_ms is not None}
     return scale_report.ScaleRun(
-        asked, {point: measured(point) for point in wanted}, trips, "postgres"
+        points, {point: measured(point) for point in wanted}, trips, "postgres"
     )
 
 
 def test_figures_report_the_observations() -> None:
-    reported = {figure.key: figure for figure in scale_report.figures(seen())}
-    assert len(reported) == len(scale_report.figures(seen()))
+    reported = {figure.key: figure for figure in scale_report.figures(example_run())}
+    assert len(reported) == len(scale_report.figures(example_run()))
     labels = (("dimension", "events"), ("value", "1000000"))
     assert reported["cost per event", labels].values == [1, 3, 2]
     assert reported["throughput", labels].better == "more"
     assert reported["CPU per event", (labels[0], ("role", "pipeline"), labels[1])].median == 2
     assert reported["round trip", (("dimension", "distance"), ("value", "5"))].values == [2.2]
-    [by_distance] = [table for table in scale_report.tables(seen()) if "one way" in table.title]
+    [by_distance] = [
+        table for table in scale_report.tables(example_run()) if "one way" in table.title
+    ]
     assert by_distance.rows[0] == [0, 2.2, 20, 10, 30, 1, 20, 5, 900]
-    assert any("cluster" in note for note in scale_report.notes(seen()))
-    assert all("no values" not in plots.svg(plot) for plot in scale_report.plots(seen()))
+    assert any("cluster" in note for note in scale_report.notes(example_run()))
+    assert all("no values" not in plots.svg(plot) for plot in scale_report.plots(example_run()))
 
 
 def test_memory_is_summed_at_one_time() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.campaign.scenario import COLUMNS, Found
+from tests.campaign.scenario import COLUMNS, FinalState
 from tests.support.model import PLACE_CHARACTERS, Fact, Model, Place
 
 SHOWN_MAX = 10
@@ -58,7 +58,7 @@ def fact(place: Place, key: str, value: bytes | None) -> Fact:
         return Fact(place, key, unreadable="NOT_JSON")
 
 
-def judge(facts: list[Fact], found: Found, *, ordered: bool, constrained: bool) -> Judgement:
+def judge(facts: list[Fact], found: FinalState, *, ordered: bool, constrained: bool) -> Judgement:
     """Judge one scenario by all committed records of its topic."""
     expected = FreeModel(ordered, "insert", constrained, {}, dict(COLUMNS))
     for one in sorted(facts, key=lambda one: one.place):
@@ -71,7 +71,7 @@ def judge(facts: list[Fact], found: Found, *, ordered: bool, constrained: bool) 
     return judged
 
 
-def _judge_places(judged: Judgement, expected: Model, found: Found) -> None:
+def _judge_places(judged: Judgement, expected: Model, found: FinalState) -> None:
     """Check that every record of the log has exactly one outcome, and that there are no others."""
     outcomes = Counter(
         [*((row[0], row[1]) for row in found.history), *((row[0], row[1]) for row in found.dead)]
@@ -91,7 +91,7 @@ def _judge_places(judged: Judgement, expected: Model, found: Found) -> None:
     )
 
 
-def _judge_outcome(judged: Judgement, expected: Model, found: Found) -> None:
+def _judge_outcome(judged: Judgement, expected: Model, found: FinalState) -> None:
     """Check that rows, verdicts, dead letters and parked events equal those of the model."""
     judged.add("lost", "rows that are missing", sorted(expected.rows.keys() - found.rows.keys()))
     judged.add(
@@ -139,7 +139,7 @@ def _judge_outcome(judged: Judgement, expected: Model, found: Found) -> None:
     )
 
 
-def _judge_writes(judged: Judgement, expected: Model, found: Found, ordered: bool) -> None:
+def _judge_writes(judged: Judgement, expected: Model, found: FinalState, ordered: bool) -> None:
     """Check that the audit has one write per applied event, in log order for each document.
 
     Without an order, a rewind writes the last event of a document again, once for each rewind; with

@@ -29,7 +29,7 @@ FUNCTION = (
 
 
 @dataclass(frozen=True)
-class Found:
+class FinalState:
     """What a database holds of one scenario at the end of the campaign."""
 
     rows: dict[str, dict[str, Any]]
@@ -145,12 +145,12 @@ class Scenario:
         """Return the next offset of every partition."""
         return dict(self._own(f"{self._quoted('partition')}, next_offset", "instep_ledger"))
 
-    def read(self, rewinds: int) -> Found:
+    def read(self, rewinds: int) -> FinalState:
         """Read everything that the judgement needs."""
         columns = ", ".join(COLUMNS)
         rows = run_sql(self.url, f"SELECT doc_no, {columns} FROM {self.table}")
         place = f"{self._quoted('partition')}, {self._quoted('offset')}"
-        return Found(
+        return FinalState(
             rows={row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows},
             history=self._own(f"{place}, document, verdict", "instep_history"),
             dead=self._own(f"{place}, reason", "instep_dead_letters"),

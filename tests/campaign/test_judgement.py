@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign.events import Stream
 from tests.campaign.judgement import FreeModel, Judgement, fact, judge
-from tests.campaign.scenario import COLUMNS, Found
+from tests.campaign.scenario import COLUMNS, FinalState
 from tests.support.model import Fact
 
 ROUNDS = 8
@@ -29,7 +29,7 @@ def log(ordered: bool) -> list[Fact]:
     return facts
 
 
-def faultless(facts: list[Fact], ordered: bool) -> Found:
+def faultless(facts: list[Fact], ordered: bool) -> FinalState:
     """Return the result of one event at a time, with the audit of a constrained table."""
     model = FreeModel(ordered, "insert", True, {}, dict(COLUMNS))
     audit: list[tuple[str, str | None]] = []
@@ -37,7 +37,7 @@ def faultless(facts: list[Fact], ordered: bool) -> Found:
         model.apply(one)
         if model.history.get(one.place) == "applied":
             audit.append((one.document, one.body["uid"] if one.body else None))
-    return Found(
+    return FinalState(
         rows=model.rows,
         history=[
             (*place, model.facts[place].document, verdict)
@@ -53,7 +53,7 @@ def faultless(facts: list[Fact], ordered: bool) -> Found:
     )
 
 
-def damaged(found: Found, damage: str) -> Found:
+def damaged(found: FinalState, damage: str) -> FinalState:
     rows, history, audit = dict(found.rows), list(found.history), list(found.audit)
     event = next(one for one in audit if one[1] is not None)
     document = next(iter(rows))

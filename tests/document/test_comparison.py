@@ -26,9 +26,9 @@ def state(*values: Any, order: int = 2) -> FoldedState:
 
 
 def deleted(order: int | None = None) -> FoldedState:
-    made = FoldStep(0, 0, 0, order, Shape.FULL, folding.pack(["A", str(order)]))
-    gone = FoldStep(0, 1, 0, None, Shape.DELETE, None)
-    return folding.fold([*([made] if order is not None else []), gone], RULES)
+    created = FoldStep(0, 0, 0, order, Shape.FULL, folding.pack(["A", str(order)]))
+    deleted = FoldStep(0, 1, 0, None, Shape.DELETE, None)
+    return folding.fold([*([created] if order is not None else []), deleted], RULES)
 
 
 def judged(

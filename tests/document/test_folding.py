@@ -142,12 +142,12 @@ def test_a_document_in_two_partitions_ends_with_the_highest_order() -> None:
 
 
 def test_a_delete_in_another_partition_is_ordered_by_its_time() -> None:
-    made = in_partition(0, (1, 1, {"x": "1"}), (2, 2, {"x": "2"}))
-    gone = in_partition(3, (3, None, None))
+    created = in_partition(0, (1, 1, {"x": "1"}), (2, 2, {"x": "2"}))
+    deleted = in_partition(3, (3, None, None))
     for rules in (ORDERED, UNORDERED):
-        state = folding.fold([*made, *gone], rules)
+        state = folding.fold([*created, *deleted], rules)
         assert (state.present, state.deleted) == (False, True)
-    back = folding.fold([*made, *in_partition(3, (3, None, None), (4, 3, {"y": "3"}))], ORDERED)
+    back = folding.fold([*created, *in_partition(3, (3, None, None), (4, 3, {"y": "3"}))], ORDERED)
     assert (row(back), back.order) == ({"y": "3"}, 3)
     stays = folding.fold(
         [*in_partition(0, (5, 2, {"x": "2"})), *in_partition(3, (3, None, None))], ORDERED

@@ -81,9 +81,9 @@ def test_suspicious_declarations_are_reported() -> None:
     assert transitions.starts(odd) == ["CREATED", "PRINTING"]
     assert transitions.unreachable(odd) == ["A", "B"]
     assert transitions.doubtful(odd) == [("PRINTIGN", "PRINTING")]
-    said = transitions.findings(odd, found=["CREATED", "OLD"])
-    assert len(said) == 4
-    assert "'OLD' is in the table" in said[-1]
+    findings = transitions.findings(odd, found=["CREATED", "OLD"])
+    assert len(findings) == 4
+    assert "'OLD' is in the table" in findings[-1]
     assert "? cannot be reached" in transitions.picture(odd)
 
 

@@ -85,16 +85,16 @@ def test_an_unmapped_code_is_reported_by_name() -> None:
 
 
 def test_a_timeout_names_addresses_seconds_and_the_last_cause() -> None:
-    ear = faults.ErrorLog()
-    ear.add(
+    error_log = faults.ErrorLog()
+    error_log.add(
         KafkaError(
             KafkaError._TRANSPORT,
             "a:1/bootstrap: Connect to ipv4#a:1 failed: Connection refused (after 0ms in state"
             " CONNECT)",
         )
     )
-    ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, ear)
+    error_log.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, error_log)
     assert isinstance(error, errors.BrokerUnreachable)
     assert error.what == (
         "no broker answered at a:1, b:2: tried for 10 s (last: Connect to ipv4#a:1 failed:"
@@ -104,19 +104,19 @@ def test_a_timeout_names_addresses_seconds_and_the_last_cause() -> None:
 
 
 def test_a_timeout_after_a_refusal_is_reported_as_the_refusal() -> None:
-    ear = faults.ErrorLog()
+    error_log = faults.ErrorLog()
     since = time.monotonic()
-    assert ear.refusal(since) is None
-    ear.add(
+    assert error_log.refusal(since) is None
+    error_log.add(
         KafkaError(
             KafkaError._AUTHENTICATION,
             "a:1/bootstrap: SASL authentication error: wrong (after 300ms in state AUTH_REQ)",
         )
     )
-    assert not ear.refused_by_all(since)
-    ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
-    assert ear.refused_by_all(since)
-    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, ear, since)
+    assert not error_log.refused_by_all(since)
+    error_log.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert error_log.refused_by_all(since)
+    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, error_log, since)
     assert isinstance(error, errors.NotAuthorised)
     assert (
         error.what
@@ -125,10 +125,10 @@ def test_a_timeout_after_a_refusal_is_reported_as_the_refusal() -> None:
 
 
 def test_an_old_refusal_does_not_explain_a_new_timeout() -> None:
-    ear = faults.ErrorLog()
-    ear.add(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
+    error_log = faults.ErrorLog()
+    error_log.add(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
     error = faults.translate(
-        KafkaError(KafkaError._TIMED_OUT), OPERATION, ear, since=time.monotonic() + 1
+        KafkaError(KafkaError._TIMED_OUT), OPERATION, error_log, since=time.monotonic() + 1
     )
     assert isinstance(error, errors.BrokerUnreachable)
     assert "wrong" not in error.what
@@ -141,11 +141,11 @@ def test_a_missing_right_is_not_a_refused_login() -> None:
 
 
 def test_a_fatal_error_is_kept() -> None:
-    ear = faults.ErrorLog()
+    error_log = faults.ErrorLog()
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gone wrong", fatal=True)
-    ear.add(fatal)
-    assert ear.fatal is not None
-    assert ear.fatal.code() == fatal.code()
+    error_log.add(fatal)
+    assert error_log.fatal is not None
+    assert error_log.fatal.code() == fatal.code()
 
 
 def test_a_missing_topic_names_similar_ones_and_how_to_create_it() -> None:

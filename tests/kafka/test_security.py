@@ -19,12 +19,12 @@ from instep.local import ports
 from tests.kafka import tools
 from tests.support import secured
 from tests.support.authority import PKCS1
-from tests.support.kafka_users import WAYS, files, kafka, user
+from tests.support.kafka_users import LOGINS, files, kafka, user
 from tests.support.secured import PASSWORD, SecuredBroker
 from tests.support.waiting import wait_until
 
 
-def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
+def refused(broker: SecuredBroker, listener: str, **options: Any) -> errors.InstepError:
     """Return the error of describing a topic, and check that a publisher's is the same."""
     kafka_settings = kafka(broker, **said)
     found = []
@@ -136,8 +136,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_refusal_is_reported_in_its_own_words(secured_broker: SecuredBroker, case: str) -> None:
-    listener, said, words = REFUSALS[case]
-    error = refused(secured_broker, listener, **said)
+    listener, options, words = REFUSALS[case]
+    error = refused(secured_broker, listener, **options)
     assert isinstance(error, errors.NotAuthorised)
     assert re.search(words, error.what), error.what
     assert error.remedy
@@ -211,8 +211,8 @@ def test_wrong_files_are_named(secured_broker: SecuredBroker, tmp_path: Path) ->
         (files(locked), "kafka.security.key .*locked.java.key has a password"),
         ({"key": str(ann.key)}, "kafka.security.key needs"),
     ]
-    for said, words in cases:
-        error = refused(secured_broker, "mutual", **said)
+    for options, words in cases:
+        error = refused(secured_broker, "mutual", **options)
         assert isinstance(error, errors.SettingsError)
         assert re.search(words, error.what), error.what
 

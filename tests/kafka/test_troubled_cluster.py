@@ -14,7 +14,7 @@ from instep.local.broker import LocalCluster
 from tests.support import secured
 from tests.support.waiting import wait_until
 
-Ask = Callable[[connection.Cluster], object]
+Query = Callable[[connection.Cluster], object]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ Ask = Callable[[connection.Cluster], object]
     ],
 )
 def test_a_missing_right_is_named(
-    secured_broker: secured.SecuredBroker, operation: Ask, right: str
+    secured_broker: secured.SecuredBroker, operation: Query, right: str
 ) -> None:
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as administrator:
         if "closed" not in topics.names(administrator):
@@ -95,18 +95,20 @@ def test_a_lost_broker_hides_only_its_own_partitions() -> None:
             lambda: topic_details.describe(cluster, ["triple"])[0].partitions[0].end == 1,
             "a leader that answers",
         )
-        gone = lost()
+        leaderless = lost()
         single, triple = topic_details.describe(cluster, ["single", "triple"])
-        assert [part.partition for part in single.partitions if part.end is None] == gone
-        assert {part.end for part in single.partitions if part.partition not in gone} == {2}
-        assert {part.offline for part in single.partitions if part.partition in gone} == {(3,)}
+        assert [part.partition for part in single.partitions if part.end is None] == leaderless
+        assert {part.end for part in single.partitions if part.partition not in leaderless} == {2}
+        assert {part.offline for part in single.partitions if part.partition in leaderless} == {
+            (3,)
+        }
         assert (triple.partitions[0].offline, triple.partitions[0].end) == ((3,), 1)
         noted = {
             one.partition: one.note
             for one in log_bounds.read(cluster, ["single"], (), places.FromEnd())
         }
         assert noted == {
-            number: log_bounds.NO_LEADER if number in gone else "" for number in range(6)
+            number: log_bounds.NO_LEADER if number in leaderless else "" for number in range(6)
         }
         # a new coordinator shows a group only after its replicas have caught up
         wait_until(
@@ -117,7 +119,7 @@ def test_a_lost_broker_hides_only_its_own_partitions() -> None:
             one.partition: one.lag_records
             for one in consumer_groups.describe(cluster, "readers").positions
         }
-        assert lags == {number: None if number in gone else 1 for number in range(6)}
+        assert lags == {number: None if number in leaderless else 1 for number in range(6)}
         part = tail.resolve_range(cluster, "single", places.parse_range("-1"))
         assert part.without_leader == tuple(gone)
         assert len(list(tail.records(cluster, part, None, None))) == 6 - len(gone)

@@ -25,8 +25,8 @@ def settle(pool: ClusterPool, tmp_path: Path) -> Settle:
     """Settle one claim on the shared brokers."""
 
     def run(claim: str, *, tier: Tier = Tier.QUICK, seed: int = 1) -> ClaimResult:
-        made = lab.prepare(claims.ALL, [claim], tier=tier, seed=seed, into=tmp_path)
-        lab.Lab(made, claims.ALL, say=lambda _: None).run_on(pool)
-        return store.read_results(made)[claim]
+        run = lab.prepare(claims.ALL, [claim], tier=tier, seed=seed, into=tmp_path)
+        lab.Lab(run, claims.ALL, say=lambda _: None).run_on(pool)
+        return store.read_results(run)[claim]
 
     return run

@@ -55,7 +55,7 @@ def work(key: str, number: int) -> ClientOperation:
 CLEAN = [send("a", 1), send("a", 2), read("a", 1, 0), work("a", 1), read("a", 2, 1), work("a", 2)]
 
 # the one anomaly that a history has, or none
-MADE: list[tuple[str, list[ClientOperation]]] = [
+HISTORIES: list[tuple[str, list[ClientOperation]]] = [
     ("", CLEAN),
     ("", []),
     ("", [send("a", 1, OperationStatus.UNKNOWN)]),
@@ -123,8 +123,8 @@ def test_going_back_means_a_repetition_after_a_later_record() -> None:
 
 @pytest.mark.parametrize(
     ("anomaly", "operations"),
-    MADE,
-    ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(MADE)],
+    HISTORIES,
+    ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(HISTORIES)],
 )
 def test_each_history_shows_exactly_its_anomaly(
     anomaly: str, operations: list[ClientOperation]

@@ -55,11 +55,11 @@ def test_an_experiment_that_fails_is_inconclusive_and_the_others_continue(tmp_pa
 
 
 def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
-    ran: list[str] = []
+    tested: list[str] = []
 
     def interrupted(trial: Trial) -> None:
-        ran.append(trial.claim)
-        if ran.count("a-2") == 1 and trial.claim == "a-2":
+        tested.append(trial.claim)
+        if tested.count("a-2") == 1 and trial.claim == "a-2":
             raise SystemExit(130)
         settled(trial)
 
@@ -73,14 +73,14 @@ def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
         ("a-2", ClaimVerdict.INCONCLUSIVE, False),
     ]
     results = lab.Lab(run, known, say=lambda _: None).run()
-    assert ran == ["a-1", "a-2", "a-2", "a-3"]
+    assert tested == ["a-1", "a-2", "a-2", "a-3"]
     assert {one.verdict for one in results.values()} == {ClaimVerdict.RIGHT}
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled)}
-    made = {lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path) for _ in range(3)}
-    assert len(made) == 3
+    folders = {lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path) for _ in range(3)}
+    assert len(folders) == 3
 
 
 def test_resuming_a_run_with_an_unknown_claim_is_an_error(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_nothing_is_left_on_a_users_cluster(broker: LocalCluster, tmp_path: Path
             run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
         ).run()
         assert results["a-1"].verdict is ClaimVerdict.RIGHT, results["a-1"].judgement.because
-        made = [one.name for one in store.read_created(run) if one.kind == "group"]
-        assert made
-        assert not any(consumer_groups.exists(cluster, name) for name in made)
+        groups = [one.name for one in store.read_created(run) if one.kind == "group"]
+        assert groups
+        assert not any(consumer_groups.exists(cluster, name) for name in groups)
         after = {name for name in topics.names(cluster) if not name.startswith("__")}
         assert after == {name for name in before if not name.startswith("__")} | {
             "instep-lab-of-somebody"
@@ -208,17 +208,17 @@ def test_an_interrupted_run_leaves_nothing_running_and_can_be_resumed(
     below = processes.descendants(process.pid)
     assert below, "the lab has started a broker"
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
+    _, messages = process.communicate(timeout=120)
     wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything to be gone")
     run = only_run(tmp_path)
     begun = store.read_results(run)["order-2"]
     assert (begun.verdict, begun.ended) == (ClaimVerdict.INCONCLUSIVE, False)
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert f"instep lab run --resume --run {run.name}" in said
+        assert f"instep lab run --resume --run {run.name}" in messages
         again = run_lab(tmp_path, "--resume", "--run", run.name, "--json")
-        out, said = again.communicate(timeout=240)
-        assert again.returncode == 0, said
+        out, messages = again.communicate(timeout=240)
+        assert again.returncode == 0, messages
         assert json.loads(out)[0]["judgement"]["verdict"] == "right"
 
 

@@ -33,10 +33,10 @@ def cluster(pool: ClusterPool) -> LabCluster:
 
 @pytest.fixture
 def trial(cluster: LabCluster, tmp_path: Path) -> Iterator[Trial]:
-    made = Trial("bug-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=cluster)
-    yield made
+    new_trial = Trial("bug-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=cluster)
+    yield new_trial
     cluster.recover()
-    made.close()
+    new_trial.close()
 
 
 Consume = Callable[..., list[ClientOperation]]
@@ -96,9 +96,9 @@ def test_a_missing_flush_is_caught(trial: Trial) -> None:
             Consuming(topic=topic, group=trial.group(), to_end=True, commit=CommitMode.NEVER)
         )
         tried = {one.record for one in scenario.history() if one.kind is OperationKind.SEND}
-        there = {one.record for one in scenario.history() if one.kind is OperationKind.READ}
+        read_records = {one.record for one in scenario.history() if one.kind is OperationKind.READ}
         assert len(tried) == COUNT
-        found[flush] = len(tried - there)
+        found[flush] = len(tried - read_records)
     assert found == {False: COUNT, True: 0}
 
 

@@ -119,12 +119,12 @@ def test_ids_sort_by_time() -> None:
 def test_created_resources_are_recorded(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     assert store.read_created(run) == []
-    made = [store.CreatedResource("topic", "lab-1"), store.CreatedResource("group", "lab-g")]
-    for one in made:
+    created = [store.CreatedResource("topic", "lab-1"), store.CreatedResource("group", "lab-g")]
+    for one in created:
         store.record_created(run, one)
     with (run / "made.jsonl").open("ab") as stream:
         stream.write(b'{"kind": "to')
-    assert store.read_created(run) == made
+    assert store.read_created(run) == created
 
 
 @pytest.mark.parametrize("text", ["acks=all, 3 brokers", "../../etc", "a/b\x00c", "ü"])

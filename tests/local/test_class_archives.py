@@ -24,16 +24,16 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_a_broker_starts_from_the_archive() -> None:
     """Start with `-Xshare:on`, which ends a JVM whose archive does not fit its class path."""
-    said: list[str] = []
-    assert class_archives.prepare(class_archives.KAFKA, said.append), said
+    messages: list[str] = []
+    assert class_archives.prepare(class_archives.KAFKA, messages.append), messages
     command = broker._jvm("-Xshare:on")
     assert any(flag.startswith("-XX:SharedArchiveFile=") for flag in command)
     assert subprocess.run([*command, "-version"], check=False, capture_output=True).returncode == 0
 
 
 def test_the_jvm_uses_the_archive() -> None:
-    said: list[str] = []
-    assert class_archives.prepare(class_archives.SPARK, said.append), said
+    messages: list[str] = []
+    assert class_archives.prepare(class_archives.SPARK, messages.append), messages
     assert class_archives.prepare(class_archives.SPARK, lambda line: pytest.fail(line)), (
         "made twice"
     )
@@ -58,7 +58,7 @@ def test_the_jvm_uses_the_archive() -> None:
 def test_an_outdated_archive_is_created_again(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Path] = []
+    created: list[Path] = []
 
     def make(
         _program: class_archives.JavaProgram,
@@ -66,25 +66,25 @@ def test_an_outdated_archive_is_created_again(
         _jars: list[Path],
         wanted: dict[str, str],
     ) -> None:
-        made.append(archive)
+        created.append(archive)
         archive.touch()
         archive.with_suffix(".json").write_text(json.dumps(wanted))
 
     monkeypatch.setattr(class_archives, "_make", make)
-    said: list[str] = []
+    messages: list[str] = []
     of_another = jars[0].with_name("classes-1.jsa")
     of_another.touch()
     of_another.with_suffix(".json").write_text('{"home": "/no/such/place"}')
-    assert class_archives.prepare(class_archives.SPARK, said.append)
-    assert class_archives.prepare(class_archives.SPARK, said.append)
-    assert (len(made), len(said), of_another.exists()) == (1, 1, False)
+    assert class_archives.prepare(class_archives.SPARK, messages.append)
+    assert class_archives.prepare(class_archives.SPARK, messages.append)
+    assert (len(created), len(messages), of_another.exists()) == (1, 1, False)
     jars[0].write_bytes(jars[0].read_bytes() + b"x")
-    assert class_archives.prepare(class_archives.SPARK, said.append)
+    assert class_archives.prepare(class_archives.SPARK, messages.append)
     os.utime(jars[0], (1, 1))
-    assert class_archives.prepare(class_archives.SPARK, said.append)
-    made[0].with_suffix(".json").write_text("{")
-    assert class_archives.prepare(class_archives.SPARK, said.append)
-    assert len(made) == 4
+    assert class_archives.prepare(class_archives.SPARK, messages.append)
+    created[0].with_suffix(".json").write_text("{")
+    assert class_archives.prepare(class_archives.SPARK, messages.append)
+    assert len(created) == 4
 
 
 def test_an_archive_is_created_in_the_background(
@@ -99,16 +99,16 @@ def test_an_archive_is_created_in_the_background(
     monkeypatch.setattr(paths, "cache", lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setattr(class_archives, "_current_note", lambda *_: {})
-    said: list[str] = []
-    started = class_archives.prepare_in_background(class_archives.SPARK, said.append)
+    messages: list[str] = []
+    started = class_archives.prepare_in_background(class_archives.SPARK, messages.append)
     assert started is not None
     assert os.getsid(started.pid) != os.getsid(0)
     assert started.wait(120) != 0
-    assert "in the background" in said[0]
+    assert "in the background" in messages[0]
     assert "JAVA_HOME" in (tmp_path / "spark-classes.log").read_text()
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: True)
-    assert class_archives.prepare_in_background(class_archives.SPARK, said.append) is None
-    assert len(said) == 1
+    assert class_archives.prepare_in_background(class_archives.SPARK, messages.append) is None
+    assert len(messages) == 1
 
 
 def test_a_jvm_that_cannot_create_archives_is_reported_and_leaves_nothing(
@@ -120,7 +120,7 @@ def test_a_jvm_that_cannot_create_archives_is_reported_and_leaves_nothing(
     program.write_text("#!/bin/sh\necho no archives here\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(java, "find", lambda: program)
-    said: list[str] = []
-    assert not class_archives.prepare(class_archives.SPARK, said.append)
-    assert "no archives here" in said[-1]
+    messages: list[str] = []
+    assert not class_archives.prepare(class_archives.SPARK, messages.append)
+    assert "no archives here" in messages[-1]
     assert not list(jars[0].parent.glob("*.js*"))

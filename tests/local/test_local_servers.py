@@ -34,10 +34,10 @@ def state(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_servers_start_stop_and_start_again(state: Path) -> None:
-    said: list[str] = []
-    first = local_servers.up(databases=("postgres",), say=said.append)
+    messages: list[str] = []
+    first = local_servers.up(databases=("postgres",), say=messages.append)
     assert [one.name for one in first] == ["kafka", "postgres"]
-    assert said == ["starting kafka with 1 broker", "starting postgres"]
+    assert messages == ["starting kafka with 1 broker", "starting postgres"]
     assert [one.port for one in first] == [
         local_servers.DEFAULT_PORTS["kafka"],
         local_servers.DEFAULT_PORTS["postgres"],
@@ -47,7 +47,7 @@ def test_servers_start_stop_and_start_again(state: Path) -> None:
 
     # Up again starts nothing; what is missing is added; other numbers and ports are refused.
     assert local_servers.up(databases=("postgres",)) == first
-    assert local_servers.broker_on_demand(said.append) == first[0].address
+    assert local_servers.broker_on_demand(messages.append) == first[0].address
     with pytest.raises(errors.SettingsError, match="is running with 1 broker, not 3"):
         local_servers.up(brokers=3)
     with pytest.raises(
@@ -79,11 +79,11 @@ def test_servers_start_stop_and_start_again(state: Path) -> None:
             errors.SettingsError, match=f"port {first[0].port}, requested for kafka, is taken"
         ):
             local_servers.up(given_ports={"kafka": first[0].port})
-        assert local_servers.broker_on_demand(said.append) != first[0].address
+        assert local_servers.broker_on_demand(messages.append) != first[0].address
     finally:
         holder.kill()
         holder.wait()
-    assert said[-1] == "starting kafka with 1 broker"
+    assert messages[-1] == "starting kafka with 1 broker"
     assert (state / "kafka-of-1" / "kafka-1" / "data" / "meta.properties").read_text() == cluster_id
     local_servers.down(purge=True)
     assert not list(state.glob("kafka*"))

@@ -21,8 +21,8 @@ from tests.support.waiting import wait_until
 
 class Echo(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        while heard := self.request.recv(1024):
-            self.request.sendall(heard)
+        while received := self.request.recv(1024):
+            self.request.sendall(received)
 
 
 @pytest.fixture
@@ -40,28 +40,28 @@ def proxy(echo: int) -> Iterator[Proxy]:
         yield proxy
 
 
-def ask(opened: socket.socket, text: bytes) -> bytes:
+def exchange(opened: socket.socket, text: bytes) -> bytes:
     opened.sendall(text)
     return opened.recv(1024)
 
 
 def test_bytes_pass_through_the_proxy(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        assert ask(one, b"hello") == b"hello"
+        assert exchange(one, b"hello") == b"hello"
     assert proxy.counts.connections == 1
     wait_until(lambda: proxy.counts.passed_bytes == 10, "both directions to be counted")
 
 
 def test_the_proxy_garbles_one_byte_of_a_request(proxy: Proxy) -> None:
-    said = b"." * 300
+    sent = b"." * 300
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.inject(NetworkFault(garbles_every=2))
-        assert ask(one, b"short") == b"short"
-        assert ask(one, said) == said
-        heard = ask(one, said)
-        assert [place for place in range(300) if heard[place] != said[place]] == [270]
+        assert exchange(one, b"short") == b"short"
+        assert exchange(one, sent) == sent
+        received = exchange(one, sent)
+        assert [place for place in range(300) if received[place] != sent[place]] == [270]
         proxy.clear_fault()
-        assert ask(one, said) == said
+        assert exchange(one, sent) == sent
     assert proxy.counts.garbled_chunks == 1
 
 
@@ -69,22 +69,22 @@ def test_the_proxy_delays_both_directions(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.inject(NetworkFault(delay_s=0.2))
         began = time.monotonic()
-        assert ask(one, b"hello") == b"hello"
+        assert exchange(one, b"hello") == b"hello"
         assert time.monotonic() - began >= 0.4
     assert proxy.counts.delayed_chunks == 2
 
 
 def test_a_delay_does_not_reduce_the_throughput(proxy: Proxy) -> None:
-    said = bytes(range(256)) * 8 * 1024
+    sent = bytes(range(256)) * 8 * 1024
     proxy.inject(NetworkFault(delay_s=0.3))
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        sending = threading.Thread(target=one.sendall, args=(said,))
+        sending = threading.Thread(target=one.sendall, args=(sent,))
         sending.start()
-        heard = b""
-        while len(heard) < len(said):
-            heard += one.recv(1 << 20)
+        received = b""
+        while len(received) < len(sent):
+            received += one.recv(1 << 20)
         sending.join()
-    assert heard == said
+    assert received == sent
     assert proxy.counts.held_most > 1
 
 
@@ -94,21 +94,21 @@ def test_the_proxy_swallows_only_answers(proxy: Proxy) -> None:
         one.sendall(b"lost")
         wait_until(lambda: proxy.counts.swallowed_bytes == 4, "the answer to be swallowed")
         proxy.clear_fault()
-        assert ask(one, b"heard") == b"heard"
+        assert exchange(one, b"heard") == b"heard"
 
 
 def test_the_proxy_cuts_and_refuses_connections(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        assert ask(one, b"x") == b"x"
+        assert exchange(one, b"x") == b"x"
         assert proxy.cut() == 1
         with pytest.raises(ConnectionError):
-            ask(one, b"y") or _raise()
+            exchange(one, b"y") or _raise()
     proxy.inject(NetworkFault(refuses=True))
     with (
         socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as two,
         pytest.raises(ConnectionError),
     ):
-        ask(two, b"z") or _raise()
+        exchange(two, b"z") or _raise()
     assert proxy.counts.cut_connections == 1
     assert proxy.counts.refused_connections == 1
 

@@ -43,7 +43,7 @@ def no_cluster() -> Any:
     raise AssertionError("the topic was asked for")
 
 
-def said(lines: list[Change]) -> list[tuple[int, str, str | None]]:
+def verdicts_of(lines: list[Change]) -> list[tuple[int, str, str | None]]:
     return [(line.place.offset, line.verdict, line.reason) for line in lines]
 
 
@@ -65,16 +65,16 @@ def test_a_release_applies_the_waiting_events_in_order(database_url: str, open_s
             ("a", 4, "TRANSITION_NOT_ALLOWED"),
             ("b", 1, "TRANSITION_NOT_ALLOWED"),
         ]
-        assert said(release.release(at, "a", execute=True))[:2] == [
+        assert verdicts_of(release.release(at, "a", execute=True))[:2] == [
             (1, "parked", "TRANSITION_NOT_ALLOWED"),
             (2, "parked", "WAITS_BEHIND"),
         ]
         passed, left = parked.skip(at, "a", "the printer lied", execute=True)
         assert (passed.record.offset, left) == (1, 3)
         plan = release.release(at, "a", execute=False)
-        assert said(plan) == [(2, "applied", None), (4, "stale", None), (5, "applied", None)]
+        assert verdicts_of(plan) == [(2, "applied", None), (4, "stale", None), (5, "applied", None)]
         assert table(database_url) == [("a", "CREATED", 1), ("b", "CREATED", 1)]
-        assert said(release.release(at, "a", execute=True)) == said(plan)
+        assert verdicts_of(release.release(at, "a", execute=True)) == verdicts_of(plan)
         assert table(database_url) == [("a", "PRINTED", 4), ("b", "CREATED", 1)]
         life = timeline.read(at, "a", no_cluster)
         assert [(one.place.offset, one.verdict) for one in life.events] == [
@@ -104,7 +104,7 @@ def test_a_release_stops_at_the_next_refused_event(database_url: str, open_sink:
     apply(sink, [event(0, "a", 1), event(1, "a", 2, "x" * 300), event(2, "a", 3)])
     run_sql(database_url, "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')")
     with session(database_url, missing="park") as at:
-        assert said(release.release(at, "a", execute=True)) == [
+        assert verdicts_of(release.release(at, "a", execute=True)) == [
             (0, "applied", None),
             (1, "parked", "TEXT_TOO_LONG"),
             (2, "parked", "WAITS_BEHIND"),
@@ -161,7 +161,7 @@ def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
             == 1
         )
         plan = list(dead_letters.replay(at, Selection(), never, execute=False))
-        assert said(plan) == [
+        assert verdicts_of(plan) == [
             (0, "applied", None),
             (1, "applied", None),
             (2, "stale", None),
@@ -178,9 +178,10 @@ def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
             "a test of the source",
             execute=True,
         )
-        assert said(dropped) == [(5, "dropped", "FIELD_MISSING")]
+        assert verdicts_of(dropped) == [(5, "dropped", "FIELD_MISSING")]
         assert (
-            said(list(dead_letters.replay(at, Selection(), never, execute=True))) == said(plan)[:5]
+            verdicts_of(list(dead_letters.replay(at, Selection(), never, execute=True)))
+            == verdicts_of(plan)[:5]
         )
         assert table(database_url) == [("a", "PRINTED", 3), ("b", "PRINTED", 1)]
         assert [one.place.offset for one in at.sink.journal.dead_letters(Selection())] == [4]
@@ -224,7 +225,7 @@ def test_a_dead_letter_of_a_parked_document_waits_in_line(
         ),
     )
     with session(database_url, transitions=MACHINE, columns=columns) as at:
-        assert said(list(dead_letters.replay(at, Selection(), never, execute=True))) == [
+        assert verdicts_of(list(dead_letters.replay(at, Selection(), never, execute=True))) == [
             (2, "parked", "WAITS_BEHIND")
         ]
         assert at.sink.journal.dead_letter_count() == 0
@@ -271,7 +272,7 @@ def test_a_running_pipeline_and_a_command_take_turns(
             task.start()
             wait_until(lambda: _is_blocked(database_url, kind), "the task to wait for its turn")
         task.join()
-        assert said(release.release(at, "a", execute=True)) == [
+        assert verdicts_of(release.release(at, "a", execute=True)) == [
             (1, "applied", None),
             (2, "applied", None),
         ]

@@ -205,7 +205,7 @@ def landed(
     run.start()
     drained(run)
     assert run.restarts == 0
-    return request.param, look(url)
+    return request.param, read_outcome(url)
 
 
 def make_table(url: str) -> None:
@@ -233,7 +233,7 @@ def make_table(url: str) -> None:
         opened.commit()
 
 
-def look(url: str) -> Landed:
+def read_outcome(url: str) -> Landed:
     quote = "`" if url.startswith("m") else '"'
     place = f"{quote}partition{quote}, {quote}offset{quote}"
     record = f"{place}, {quote}key{quote}, {quote}value{quote}, timestamp_ms, reason, detail"

@@ -40,7 +40,7 @@ STATEMENT_END = re.compile(r";\s*(?:$|\n(?=(?:CREATE|ALTER|GRANT)\b))")
 
 Run = Callable[..., Runner]
 # the record's key, the changes to the guide's event, the expected verdict
-Made = tuple[str, dict[str, Any] | None, str]
+Sent = tuple[str, dict[str, Any] | None, str]
 
 
 def section(number: int) -> str:
@@ -77,8 +77,8 @@ def events(number: int) -> list[dict[str, Any]]:
 
 class Case(NamedTuple):
     own: list[str]  # rows that the application has before the first event
-    first: list[Made]
-    then: list[Made]
+    first: list[Sent]
+    then: list[Sent]
     query: str
     rows: list[Any]
     parked: Mapping[str, str] = MappingProxyType({})  # the reason of each parked document
@@ -347,15 +347,15 @@ def created(number: int, kind: str, url: str, own: list[str]) -> str:
 def opened(name: str, pipeline: settings.Pipeline) -> Sink:
     """Prepare and open as `instep init` and a start do. The application's table does not change."""
     assert preparation.faults(pipeline) == []
-    made = preparation.prepare(pipeline)
+    sent = preparation.prepare(pipeline)
     assert [
-        one for one in made if not re.match(r"\s*CREATE (UNIQUE )?(TABLE|INDEX) \W?instep_", one)
+        one for one in sent if not re.match(r"\s*CREATE (UNIQUE )?(TABLE|INDEX) \W?instep_", one)
     ] == []
     return begun(sinks.open_sink(inspection.inspect(name, pipeline)))
 
 
-def to_record(offset: int, event: dict[str, Any], made: Made) -> Record:
-    key, changes, _ = made
+def to_record(offset: int, event: dict[str, Any], sent: Sent) -> Record:
+    key, changes, _ = sent
     return record(offset, key, None if changes is None else {**event, **changes})
 
 
@@ -392,12 +392,12 @@ def test_the_guides_table_is_kept_up_to_date(
     (event,) = events(number)
     sink = opened(name, pipeline)
     try:
-        insistent(sink, [to_record(offset, event, made) for offset, made in enumerate(case.first)])
+        insistent(sink, [to_record(offset, event, sent) for offset, sent in enumerate(case.first)])
         insistent(
             sink,
             [
-                to_record(offset, event, made)
-                for offset, made in enumerate(case.then, len(case.first))
+                to_record(offset, event, sent)
+                for offset, sent in enumerate(case.then, len(case.first))
             ],
         )
     finally:
@@ -406,7 +406,7 @@ def test_the_guides_table_is_kept_up_to_date(
     verdicts = [
         row[0] for row in run_sql(url, f"SELECT verdict FROM instep_history ORDER BY {offset}")
     ]
-    assert verdicts == [made[2] for made in (*case.first, *case.then)]
+    assert verdicts == [sent[2] for sent in (*case.first, *case.then)]
     assert [tuple(map(plain, row)) for row in run_sql(admin, case.query)] == case.rows
     assert {row[1]: row[2] for row in parked(url)} == case.parked
     assert run_sql(url, "SELECT count(*) FROM instep_dead_letters") == [(0,)]

@@ -23,10 +23,10 @@ def test_exactly_the_refused_items_are_found(sizes: list[int], bad: set[int]) ->
     written: list[int] = []
     refused: list[int] = []
 
-    def attempt(some: Sequence[int]) -> None:
-        if bad & set(some):
+    def attempt(items: Sequence[int]) -> None:
+        if bad & set(items):
             raise errors.RowRefused("refused")
-        written.extend(some)
+        written.extend(items)
 
     isolate.search(groups, attempt=attempt, refused=lambda item, _: refused.append(item))
     assert written == [item for item in items if item not in bad]

@@ -88,14 +88,14 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(
             run.kill()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.unlink(missing_ok=True)
-    said = log.read_text(encoding="utf-8")
+    output = log.read_text(encoding="utf-8")
     assert run.returncode == errors.InstepError.exit_status
-    assert f"the temporary folder {removed} was removed; starting a new Spark session" in said
-    assert f"contracts: {len(sent):,} records: {len(sent):,} applied, 0 stale, 0 repeated" in said
-    assert "; 0 restarts" in said
-    assert f"cannot create a folder for Spark's temporary files below {temporary}" in said
-    assert "set TMPDIR" in said
-    assert "Traceback" not in said
+    assert f"the temporary folder {removed} was removed; starting a new Spark session" in output
+    assert f"contracts: {len(sent):,} records: {len(sent):,} applied, 0 stale, 0 repeated" in output
+    assert "; 0 restarts" in output
+    assert f"cannot create a folder for Spark's temporary files below {temporary}" in output
+    assert "set TMPDIR" in output
+    assert "Traceback" not in output
     newest = {f"d{document}": version for document, version in sent}
     assert rows(url) == [
         (document, "PRINTED", version) for document, version in sorted(newest.items())
@@ -156,8 +156,8 @@ def test_systemd_tmpfiles_keeps_the_locked_folder(
 def test_a_folder_without_its_lock_is_lost(removed: str) -> None:
     place = session.RunFolder()
     assert not place.is_lost()
-    gone = place.path / removed
-    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    removed_path = place.path / removed
+    shutil.rmtree(removed_path) if removed_path.is_dir() else removed_path.unlink()
     assert place.is_lost()
     place.remove()
 

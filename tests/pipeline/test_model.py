@@ -288,13 +288,13 @@ def test_the_pipeline_equals_the_model(
     url = new_database(harness.kind)
     log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(harness)), harness.composite)
     topics.create(cluster, log.topic, PARTITIONS)
-    there = [name_of(number, harness.composite) for number in range(DOCUMENTS) if number % 4]
-    make_table(url, there, harness.constrained, harness.composite)
+    existing = [name_of(number, harness.composite) for number in range(DOCUMENTS) if number % 4]
+    make_table(url, existing, harness.constrained, harness.composite)
     expected = Model(
         harness.ordered,
         harness.missing,
         harness.constrained,
-        {document: dict.fromkeys(model.COLUMNS) for document in there},
+        {document: dict.fromkeys(model.COLUMNS) for document in existing},
     )
 
     for fact in log.write(cluster, EVENTS):

@@ -19,7 +19,7 @@ from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import preparation
 from tests.support import commands, secured
 from tests.support.databases import run_sql
-from tests.support.kafka_users import WAYS, kafka, user
+from tests.support.kafka_users import LOGINS, kafka, user
 from tests.support.pipelines import drained, following
 from tests.support.runs import event, rows, send
 from tests.support.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
@@ -47,7 +47,7 @@ def topic(plain: Cluster) -> str:
 
 
 @pytest.mark.parametrize(
-    "way",
+    "login",
     ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "certificate", "certificate with a locked key"],
 )
 def test_spark_connects_with_every_security_protocol(
@@ -56,13 +56,13 @@ def test_spark_connects_with_every_security_protocol(
     new_database: Callable[[str], str],
     topic: str,
     tmp_path: Path,
-    way: str,
+    login: str,
 ) -> None:
-    listener, said = WAYS[way]
+    listener, options = LOGINS[login]
     pipeline = following(new_database("sqlite"), topic)
     preparation.prepare(pipeline)
-    asked = kafka(secured_broker, **said(secured_broker))
-    with Cluster(asked, secured_broker.bootstrap_of(listener)) as cluster:
+    declared = kafka(secured_broker, **options(secured_broker))
+    with Cluster(declared, secured_broker.bootstrap_of(listener)) as cluster:
         run = Runner("contracts", pipeline, cluster, spark, tmp_path / "run", once=True)
         run.start()
         drained(run)
@@ -156,14 +156,14 @@ def test_secrets_are_never_shown_and_errors_are_reported_at_the_start(
         key=locked.key,
     )
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
-    said: list[str] = []
+    options: list[str] = []
 
     def instep(*arguments: str, given: str = "", **environment: str) -> Any:
         secrets = {"KAFKA_PASSWORD": PASSWORD, "KEY_PASSWORD": KEY_PASSWORD}
         done = commands.run(
             arguments, cwd=tmp_path, env={**os.environ, **secrets, **environment}, given=given
         )
-        said.append(done.stdout + done.stderr)
+        options.append(done.stdout + done.stderr)
         return done
 
     assert instep("settings").returncode == 0
@@ -196,4 +196,4 @@ def test_secrets_are_never_shown_and_errors_are_reported_at_the_start(
     assert "does not accept user 'ann'" in instep("status", KAFKA_PASSWORD="not-it-either").stderr
     instep("run", "--once", "--debug", KAFKA_PASSWORD="not-it-either")
     for secret in (PASSWORD[-6:], KEY_PASSWORD, "not-it-either"):
-        assert not [text for text in said if secret in text]
+        assert not [text for text in options if secret in text]

@@ -37,9 +37,9 @@ def test_the_table_is_compared_with_a_file_of_the_source(
     bodies = {f"d{n}": event(f"d{n}", 1, "QUEUED")[1] for n in range(6)}
 
     def source_is(**changes: Any) -> source.RowSource:
-        said = {**bodies, **changes}
+        rows = {**bodies, **changes}
         file.write_text(
-            "".join(f"{json.dumps(body)}\n" for body in said.values() if body), encoding="utf-8"
+            "".join(f"{json.dumps(body)}\n" for body in rows.values() if body), encoding="utf-8"
         )
         return source.RowSource(file=str(file))
 
@@ -133,15 +133,15 @@ def test_the_table_is_compared_with_a_query_of_the_source(
         "SELECT no AS doc_id, state AS status, version, changed AS updated_at FROM prints"
         " WHERE state LIKE '%:%' OR 1 = 1"
     )
-    asked = source.RowSource(url=database_url, query=query)
-    report, listed = prove(pipeline, source=asked)
+    row_source = source.RowSource(url=database_url, query=query)
+    report, listed = prove(pipeline, source=row_source)
     assert (report.in_step, report.documents, listed) == (True, 4, [])
     run_sql(
         database_url,
         "UPDATE prints SET state = 'LOST', version = 9 WHERE no = 'd3'",
         "DELETE FROM prints WHERE no = 'd0'",
     )
-    report, listed = prove(pipeline, source=asked)
+    report, listed = prove(pipeline, source=row_source)
     assert found(listed) == [
         ("d0", "extra", None),
         ("d3", "different", "print_status"),

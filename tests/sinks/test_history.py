@@ -67,21 +67,23 @@ def events(count: int) -> list[Event]:
 
 
 def keep(
-    sink: Sink, some: list[Event], partition: int = 3, *, skip_existing: bool = False
+    sink: Sink, entries: list[Event], partition: int = 3, *, skip_existing: bool = False
 ) -> list[Verdict]:
     every = list(Verdict)
-    verdicts = [every[event.offset % len(every)] for event in some]
+    verdicts = [every[event.offset % len(every)] for event in entries]
     with sink.transaction():
-        sink.journal.add_history(partition, some, verdicts, COMMITTED, skip_existing=skip_existing)
+        sink.journal.add_history(
+            partition, entries, verdicts, COMMITTED, skip_existing=skip_existing
+        )
     return verdicts
 
 
 @pytest.mark.parametrize("count", [3, 400])
 def test_every_value_is_read_back_unchanged(count: int, database_url: str, open_sink: Open) -> None:
     sink = open_sink(declare(database_url), name="50 %% 'of' contracts")
-    some = events(count)
-    verdicts = keep(sink, some)
-    for event, verdict in zip(some, verdicts, strict=True):
+    entries = events(count)
+    verdicts = keep(sink, entries)
+    for event, verdict in zip(entries, verdicts, strict=True):
         [lived] = sink.journal.history(str(event.document))
         assert (lived.place, lived.status, lived.order) == (
             RecordPosition("print-status", 3, event.offset),
@@ -98,12 +100,12 @@ def test_an_existing_position_is_refused_or_skipped(
     count: int, database_url: str, open_sink: Open
 ) -> None:
     sink = open_sink(declare(database_url))
-    some = events(count)
-    keep(sink, some[: count // 2])
+    entries = events(count)
+    keep(sink, entries[: count // 2])
     with pytest.raises(errors.InstepError):
-        keep(sink, some)
+        keep(sink, entries)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count // 2,)]
-    keep(sink, some, skip_existing=True)
+    keep(sink, entries, skip_existing=True)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count,)]
 
 

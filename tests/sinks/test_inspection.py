@@ -56,9 +56,9 @@ def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url
         for name in ("print_version", "printed_at")
     ]
     shown: list[str] = []
-    made = preparation.prepare(pipeline, add_columns=True, show=shown.extend)
-    assert made == shown
-    added = [statement for statement in made if "contract_document" in statement]
+    executed = preparation.prepare(pipeline, add_columns=True, show=shown.extend)
+    assert executed == shown
+    added = [statement for statement in executed if "contract_document" in statement]
     assert len(added) == 2
     assert all(statement.startswith("ALTER TABLE") for statement in added)
     columns = run_sql(database_url, "SELECT * FROM contract_document")

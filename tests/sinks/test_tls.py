@@ -34,9 +34,11 @@ class TlsPostgres(Postgres):
 
     def command(self) -> list[str]:
         rules = "hostssl all only_tls 127.0.0.1/32 trust\nhostssl all certified 127.0.0.1/32 cert\n"
-        refused = "host all only_tls,certified 127.0.0.1/32 reject\n"
-        asked = "host all app 127.0.0.1/32 scram-sha-256\n"
-        (self.root / "access.conf").write_text(f"{rules}{refused}{asked}{ACCESS}", encoding="utf-8")
+        rejected = "host all only_tls,certified 127.0.0.1/32 reject\n"
+        password_rule = "host all app 127.0.0.1/32 scram-sha-256\n"
+        (self.root / "access.conf").write_text(
+            f"{rules}{rejected}{password_rule}{ACCESS}", encoding="utf-8"
+        )
         files = {
             "ssl_cert_file": self.pair.certificate,
             "ssl_key_file": self.pair.key,
@@ -78,14 +80,14 @@ class Secured:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """Make a folder for certificates that a database's user can read."""
-    made = Path(
+    created = Path(
         tempfile.mkdtemp(
             prefix="instep-tls-", dir=paths.open_temporary(Path(tempfile.gettempdir()))
         )
     )
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
+    created.chmod(0o755)
+    yield created
+    shutil.rmtree(created)
 
 
 @pytest.fixture(scope="module", params=["postgres", "mariadb"])
@@ -97,7 +99,7 @@ def secured(request: pytest.FixtureRequest, folder: Path) -> Iterator[Secured]:
     server: Any = TlsPostgres() if request.param == "postgres" else TlsMariaDB()
     server.pair, server.ca = owned(authority.issue(f"{request.param}-right")), authority.ca
     with server:
-        made = Secured(server, authority, stranger)
+        created = Secured(server, authority, stranger)
         if request.param == "postgres":
             run_sql(
                 server.url,
@@ -111,7 +113,7 @@ def secured(request: pytest.FixtureRequest, folder: Path) -> Iterator[Secured]:
                 f"CREATE USER app@'%' IDENTIFIED BY '{PASSWORD}'",
                 "GRANT ALL ON instep.* TO app@'%'",
             )
-        yield made
+        yield created
 
 
 def owned(pair: Pair) -> Pair:
@@ -210,12 +212,12 @@ def test_a_wrong_password_is_not_reported_as_a_tls_problem(secured: Secured) -> 
 def test_a_user_who_must_use_tls(secured: Secured) -> None:
     server: Any = secured.server
     postgres = server.name == "postgres"
-    made = (
+    statements = (
         ["CREATE ROLE only_tls LOGIN"]
         if postgres
         else ["CREATE USER only_tls@'%' REQUIRE SSL", "GRANT ALL ON instep.* TO only_tls@'%'"]
     )
-    run_sql(server.url, *made)
+    run_sql(server.url, *statements)
     plain = re.sub("//.+@", "//only_tls@", server.url)
     assert encrypted(f"{plain}?sslmode=require")
     error = refused(f"{plain}?sslmode=disable")
@@ -242,9 +244,9 @@ def test_a_user_can_authenticate_with_a_certificate(secured: Secured) -> None:
     pair = secured.authority.issue("certified")
     pair.key.chmod(0o600)
     url = re.sub("//.+@", "//certified@", server.url)
-    asked = f"{url}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
-    assert encrypted(f"{asked}&sslcert={pair.certificate}&sslkey={pair.key}")
-    error = refused(asked)
+    target_url = f"{url}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
+    assert encrypted(f"{target_url}&sslcert={pair.certificate}&sslkey={pair.key}")
+    error = refused(target_url)
     assert isinstance(error, errors.NotAuthorised)
     assert "certified" in error.what
 

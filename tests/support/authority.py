@@ -40,11 +40,13 @@ class Authority:
         self.folder = folder
         self._name = _name(name)
         self._key = _new_key()
-        made = _certificate(self._name, self._name, self._key, days=(-1, 30))
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = _certificate(self._name, self._name, self._key, days=(-1, 30))
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
         self.ca = folder / f"{name}-ca.pem"
         self.ca.write_bytes(
-            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
 
     def issue(
@@ -65,11 +67,11 @@ class Authority:
             alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:
             alternative = x509.DNSName(host)
-        made = _certificate(_name(name), self._name, key, days)
-        made = made.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+        builder = _certificate(_name(name), self._name, key, days)
+        builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.certificate.write_bytes(
-            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
         guarded = (
             serialization.BestAvailableEncryption(password.encode())

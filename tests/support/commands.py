@@ -132,8 +132,8 @@ def serve(requests: socket.socket) -> str | None:
     gc.freeze()  # a fork need neither scan nor copy these objects
     assert threading.active_count() == 1, "a process with threads must not fork"
     while True:
-        said, descriptors, *_ = socket.recv_fds(requests, 16, 4)
-        if not said:
+        request_mark, descriptors, *_ = socket.recv_fds(requests, 16, 4)
+        if not request_mark:
             sys.exit()
         if os.fork() == 0:
             requests.close()

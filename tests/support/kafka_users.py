@@ -21,14 +21,14 @@ def user(
     return {"protocol": protocol, "mechanism": mechanism, "username": name, "password": password}
 
 
-def kafka(broker: SecuredBroker, **said: Any) -> settings.Kafka:
+def kafka(broker: SecuredBroker, **options: Any) -> settings.Kafka:
     """Return settings that trust the tests' authority unless they say otherwise."""
     return settings.Kafka(
-        security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said})
+        security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **options})
     )
 
 
-WAYS: dict[str, tuple[str, Callable[[SecuredBroker], dict[str, Any]]]] = {
+LOGINS: dict[str, tuple[str, Callable[[SecuredBroker], dict[str, Any]]]] = {
     "PLAIN": ("login", lambda broker: {**user("PLAIN", protocol="SASL_PLAINTEXT"), "ca": None}),
     "PLAIN over TLS": ("scram", lambda broker: user("PLAIN")),
     "SCRAM-SHA-256": ("scram", lambda broker: user("SCRAM-SHA-256")),

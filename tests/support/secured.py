@@ -73,8 +73,8 @@ class SecuredBroker(Broker):
                 (("ann", PASSWORD), ("bob", "bob")), SCRAM
             ):
                 credential = KAFKA.ScramCredentialInfo(mechanism, 4096)
-                made = KAFKA.UserScramCredentialUpsertion(user, credential, password.encode())
-                cluster.admin.alter_user_scram_credentials([made])[user].result(60)
+                change = KAFKA.UserScramCredentialUpsertion(user, credential, password.encode())
+                cluster.admin.alter_user_scram_credentials([change])[user].result(60)
 
     def close(self) -> None:
         super().close()

@@ -15,28 +15,28 @@ __all__ = ["kafka_classes"]
 
 
 def test_java_defaults_match_the_client(kafka_classes: Any) -> None:
-    said = (
+    defaults = (
         kafka_classes.org.apache.kafka.clients.producer.ProducerConfig.configDef().defaultValues()
     )
     for name, value in clients.JAVA.items():
         if name != "partitioner":
-            assert str(said[name]).lower() == value, name
+            assert str(defaults[name]).lower() == value, name
 
 
 def test_kafka_python_defaults_match_the_client() -> None:
     from kafka import KafkaProducer
 
-    said = KafkaProducer.DEFAULT_CONFIG
+    defaults = KafkaProducer.DEFAULT_CONFIG
     ours = clients.effective("kafka-python", {})
-    assert said["acks"] in (-1, "all")
+    assert defaults["acks"] in (-1, "all")
     assert ours.acks == "all"
-    assert said["enable_idempotence"] is ours.idempotent is True
-    assert said["max_in_flight_requests_per_connection"] == ours.in_flight
-    assert said["delivery_timeout_ms"] == ours.delivery_timeout_ms
-    assert said["linger_ms"] == ours.linger_ms
-    assert said["max_request_size"] == ours.record_bytes_max
-    assert said["transaction_timeout_ms"] == ours.transaction_timeout_ms
-    assert type(said["partitioner"]).__name__ == "DefaultPartitioner"
+    assert defaults["enable_idempotence"] is ours.idempotent is True
+    assert defaults["max_in_flight_requests_per_connection"] == ours.in_flight
+    assert defaults["delivery_timeout_ms"] == ours.delivery_timeout_ms
+    assert defaults["linger_ms"] == ours.linger_ms
+    assert defaults["max_request_size"] == ours.record_bytes_max
+    assert defaults["transaction_timeout_ms"] == ours.transaction_timeout_ms
+    assert type(defaults["partitioner"]).__name__ == "DefaultPartitioner"
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_the_defaults_of_instep_are_those_of_emit() -> None:
     made = guarantees.producer_config("exactly-once", {})
     ours = clients.effective("instep", {})
     assert (ours.acks, ours.idempotent, ours.hashing) == (
-        made["acks"],
-        made["enable.idempotence"],
-        made["partitioner"],
+        config["acks"],
+        config["enable.idempotence"],
+        config["partitioner"],
     )
-    assert ours.record_bytes_max == made["message.max.bytes"]
-    assert ours.linger_ms == made["linger.ms"]
+    assert ours.record_bytes_max == config["message.max.bytes"]
+    assert ours.linger_ms == config["linger.ms"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def complete(folder: Path, line: str, **environment: str) -> list[str]:
     It calls the program by its name.
     """
     position = str(line.count(" "))
-    asked = {
+    variables = {
         "COMP_WORDS": line,
         "COMP_CWORD": position,
         "_INSTEP_COMPLETE": "complete_bash",
@@ -44,7 +44,7 @@ def complete(folder: Path, line: str, **environment: str) -> list[str]:
     done = subprocess.run(
         [program],
         cwd=folder,
-        env={**os.environ, **asked},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=60,

@@ -38,16 +38,16 @@ def test_a_sound_pipeline_loses_repeats_and_reorders_nothing() -> None:
 def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     base = with_settings(sound.snapshot(), min_insync_replicas="1")
     base = with_publisher(base, "librdkafka", partitioner="murmur2")
-    said = sentence(base)
+    text = sentence(base)
     assert (
         "can be lost when the leader of a partition dies after the other replicas fell behind"
         " (TOPIC_MIN_INSYNC_REPLICAS_ONE)"
-    ) in said
+    ) in text
     assert (
         "may be repeated when the answer to a publisher's request is late and the request is"
         " sent again (PUBLISHER_NOT_IDEMPOTENT)"
-    ) in said
-    assert "may be reordered when a request fails" in said
+    ) in text
+    assert "may be reordered when a request fails" in text
     assert (
         "publishing continues with 2 brokers down, and acknowledged records may be on one disk only"
         in said

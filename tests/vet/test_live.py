@@ -37,21 +37,23 @@ WRONG_BROKERS = {
 EVENT = {"doc_id": "C-1", "status": "PRINTED", "version": 1, "updated_at": "2026-11-01T08:00:00Z"}
 
 
-def look(cluster: Cluster, pipeline: settings.Pipeline, **declared: Any) -> snapshot.Snapshot:
+def take_snapshot(
+    cluster: Cluster, pipeline: settings.Pipeline, **declared: Any
+) -> snapshot.Snapshot:
     whole = settings.Settings(pipelines={"contracts": pipeline}, **declared)
     return gathering.gather(cluster, whole, ["contracts"])
 
 
 def broken(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
     """Return the broken rules, and check that every rule could be judged."""
-    verdict = judgement.judge(look(cluster, pipeline))
+    verdict = judgement.judge(take_snapshot(cluster, pipeline))
     assert verdict.unjudged == []
     return {one.rule for one in verdict.findings}
 
 
 def broken_at_least(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
     """Return the broken rules, though others may be unknown."""
-    return {one.rule for one in judgement.judge(look(cluster, pipeline)).findings}
+    return {one.rule for one in judgement.judge(take_snapshot(cluster, pipeline)).findings}
 
 
 def send(
@@ -263,8 +265,8 @@ def test_an_old_backlog_and_quarantine_are_found(cluster: Cluster, tmp_path: Pat
         'INSERT INTO instep_parked (pipeline, topic, partition, "offset", document, reason, at)'
         f" VALUES ({place}, 2, 'C-1', 'x', '2026-11-01')",
     )
-    taken = look(cluster, pipeline)
-    held, found = taken.pipelines["contracts"], taken.topics[topic]
+    observed = take_snapshot(cluster, pipeline)
+    held, found = observed.pipelines["contracts"], observed.topics[topic]
     assert (held.dead_letters, held.parked_documents) == (1, 1)
     assert held.ledger is not None
     assert held.ledger[0].waiting_age_s == pytest.approx(5 * day_s, abs=600)
@@ -272,7 +274,7 @@ def test_an_old_backlog_and_quarantine_are_found(cluster: Cluster, tmp_path: Pat
     assert found.span_s == pytest.approx(5 * day_s, abs=600)
     assert (found.partitions[0].size_bytes or 0) > 100
     assert {"PIPELINE_RECORDS_EXPIRE_SOON", "PIPELINE_HAS_QUARANTINE"} <= {
-        one.rule for one in judgement.judge(taken).findings
+        one.rule for one in judgement.judge(observed).findings
     }
 
 
@@ -324,11 +326,13 @@ def test_three_misconfigured_brokers_are_found(tmp_path: Path) -> None:
             "TOPIC_MIN_INSYNC_REPLICAS_ONE",
             "TOPIC_TWO_REPLICAS",
         }
-        said: list[str] = []
-        replication.execute(cluster, "two", replication.plan(cluster, "two", 3), said.append)
-        assert said[-1] == "2 of 2 partitions done"
+        notes: list[str] = []
+        replication.execute(cluster, "two", replication.plan(cluster, "two", 3), notes.append)
+        assert notes[-1] == "2 of 2 partitions done"
         assert "TOPIC_TWO_REPLICAS" not in broken(cluster, pipeline)
-        assert {broker.rack for broker in look(cluster, pipeline).cluster.brokers} == {"cellar"}
+        assert {broker.rack for broker in take_snapshot(cluster, pipeline).cluster.brokers} == {
+            "cellar"
+        }
         whole = msgspec.structs.replace(pipeline, topic="all")
         assert "TOPIC_MIN_INSYNC_REPLICAS_ALL" in broken(cluster, whole)
         dying = servers.nodes[2]
@@ -429,7 +433,7 @@ def test_a_misconfigured_postgres_is_found(
             "CHECK_CONSTRAINTS",
             "ORDER_COLUMN_SMALL",
         }
-        fixes = {one.fix for one in judgement.judge(look(cluster, pipeline)).findings}
+        fixes = {one.fix for one in judgement.judge(take_snapshot(cluster, pipeline)).findings}
         assert {
             f'ALTER DATABASE "{name}" SET statement_timeout = 0',
             f'ALTER ROLE "{role}" SET idle_in_transaction_session_timeout = 0',
@@ -447,7 +451,7 @@ def test_a_misconfigured_postgres_is_found(
         }
         on_some = f"GRANT UPDATE (print_status) ON contract_document TO {role}"
         run_sql(url, f"REVOKE UPDATE ON contract_document FROM {role}", on_some)
-        assert look(cluster, pipeline).databases["contracts"].lacking_rights == [
+        assert take_snapshot(cluster, pipeline).databases["contracts"].lacking_rights == [
             "UPDATE on contract_document"
         ]
         run_sql(url, on_some.replace("print_status", "print_status, print_version, printed_at"))
@@ -485,10 +489,10 @@ def test_the_mysql_superuser_is_found(cluster: Cluster, new_database: Callable[[
     topics.create(cluster, topic, 1)
     pipeline = declare(new_database("mysql"), topic=topic)
     preparation.prepare(pipeline)
-    taken = look(cluster, pipeline)
-    assert taken.databases["contracts"].superuser
-    assert taken.databases["contracts"].user.startswith("'root'@")
-    assert taken.databases["contracts"].sources["wait_timeout"] == "server"
+    observed = take_snapshot(cluster, pipeline)
+    assert observed.databases["contracts"].superuser
+    assert observed.databases["contracts"].user.startswith("'root'@")
+    assert observed.databases["contracts"].sources["wait_timeout"] == "server"
 
 
 def test_a_misconfigured_mariadb_is_found(
@@ -535,7 +539,7 @@ def test_a_misconfigured_mariadb_is_found(
             "TIMEOUT_SHORT",
             "DELETE_AFFECTS_OTHER_TABLES",
         }
-        fixes = {one.fix for one in judgement.judge(look(cluster, pipeline)).findings}
+        fixes = {one.fix for one in judgement.judge(take_snapshot(cluster, pipeline)).findings}
         account = f"'{role}'@'127.0.0.1'"
         assert f"ALTER USER {account} WITH MAX_UPDATES_PER_HOUR 0" in fixes
         assert f"ALTER USER {account} WITH MAX_STATEMENT_TIME 0" in fixes
@@ -552,7 +556,7 @@ def test_an_unreachable_database_is_found(cluster: Cluster) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
     verdict = judgement.judge(
-        look(cluster, declare("postgresql://a:s3cret@127.0.0.1:1/b", topic=topic))
+        take_snapshot(cluster, declare("postgresql://a:s3cret@127.0.0.1:1/b", topic=topic))
     )
     assert "DATABASE_UNREACHABLE" in {one.rule for one in verdict.errors}
     assert any(one.why.startswith("database of contracts: ") for one in verdict.unjudged)
@@ -562,7 +566,7 @@ def test_an_unreachable_database_is_found(cluster: Cluster) -> None:
 def test_a_topic_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> None:
     pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic="no-such-topic")
     preparation.prepare(pipeline)
-    verdict = judgement.judge(look(cluster, pipeline))
+    verdict = judgement.judge(take_snapshot(cluster, pipeline))
     assert "TOPIC_MISSING" in {one.rule for one in verdict.errors}
 
 
@@ -582,8 +586,8 @@ def test_a_saved_snapshot_is_judged_like_the_live_one(cluster: Cluster, tmp_path
             },
         )
     }
-    taken = look(cluster, pipeline, publishers=secret)
-    snapshot.save(taken, tmp_path / "snapshot.json")
+    observed = take_snapshot(cluster, pipeline, publishers=secret)
+    snapshot.save(observed, tmp_path / "snapshot.json")
     assert "s3cret" not in (tmp_path / "snapshot.json").read_text(encoding="utf-8")
-    assert taken.publishers["print"].config == {"acks": "1", "ack": "2"}
-    assert judgement.judge(snapshot.load(tmp_path / "snapshot.json")) == judgement.judge(taken)
+    assert observed.publishers["print"].config == {"acks": "1", "ack": "2"}
+    assert judgement.judge(snapshot.load(tmp_path / "snapshot.json")) == judgement.judge(observed)

@@ -35,20 +35,22 @@ def test_the_report_starts_with_a_summary_of_at_most_five_lines() -> None:
     assert said[2].startswith(
         "1. error PUBLISHER_ACKS_NOT_ALL, publisher print-system: The publisher does not wait"
     )
-    assert [line[:3] for line in said[2:5]] == ["1. ", "2. ", "3. "]
-    assert said[5] == ""
-    assert said[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
+    assert [line[:3] for line in report[2:5]] == ["1. ", "2. ", "3. "]
+    assert report[5] == ""
+    assert report[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
 
 
 def test_a_report_without_findings_has_three_lines() -> None:
-    said = lines(sound.snapshot())
-    assert said[:2] == [
+    report = lines(sound.snapshot())
+    assert report[:2] == [
         f"0 errors, 0 warnings, 0 notes ({len(rules.ALL)} rules)",
         "contracts keeps exactly-once",
     ]
-    assert said[2] == ""
-    assert said[3].startswith("contracts keeps exactly-once. With these settings, nothing is lost")
-    assert len(said) == 4
+    assert report[2] == ""
+    assert report[3].startswith(
+        "contracts keeps exactly-once. With these settings, nothing is lost"
+    )
+    assert len(report) == 4
 
 
 def test_findings_of_one_rule_share_a_block_that_lists_their_places() -> None:
@@ -56,22 +58,22 @@ def test_findings_of_one_rule_share_a_block_that_lists_their_places() -> None:
         name: PublisherFacts(topic="print-status", client="java", config={"acks": "1"})
         for name in ("a", "b", "c")
     }
-    said = lines(changed(sound.snapshot(), publishers=publishers))
-    at = said.index("ERROR     PUBLISHER_ACKS_NOT_ALL  3 places")
-    block = said[at : said.index("", at)]
+    report = lines(changed(sound.snapshot(), publishers=publishers))
+    at = report.index("ERROR     PUBLISHER_ACKS_NOT_ALL  3 places")
+    block = report[at : report.index("", at)]
     assert sum(line.lstrip().startswith("found:") for line in block) == 3
     assert sum(line.lstrip().startswith("fix:") for line in block) == 3
     assert block[2] == "          found:   publisher a: acks=1 (set)"
-    assert said[2].startswith("1. error PUBLISHER_ACKS_NOT_ALL, publisher a and 2 more: ")
+    assert report[2].startswith("1. error PUBLISHER_ACKS_NOT_ALL, publisher a and 2 more: ")
 
 
 def test_a_fix_shared_by_all_findings_is_printed_once() -> None:
     brokers = [
         sound.broker(n, settings={**(sound.broker(n).settings or {}), **LAGGING}) for n in (1, 2, 3)
     ]
-    said = lines(with_cluster(sound.snapshot(), brokers=brokers))
-    at = said.index("WARNING   CLUSTER_REPLICA_LAG_TIMEOUT_LONG  3 places")
-    block = said[at : said.index("", at)]
+    report = lines(with_cluster(sound.snapshot(), brokers=brokers))
+    at = report.index("WARNING   CLUSTER_REPLICA_LAG_TIMEOUT_LONG  3 places")
+    block = report[at : report.index("", at)]
     assert [line for line in block if "fix:" in line] == [
         "          fix:     set replica.lag.time.max.ms=30000 in server.properties"
     ]
@@ -91,11 +93,13 @@ def test_several_pipelines_are_named() -> None:
 
 
 def test_a_fix_for_the_settings_file_keeps_its_lines_and_nothing_else_does() -> None:
-    said = lines(with_pipeline(sound.snapshot(), order=None))
+    report = lines(with_pipeline(sound.snapshot(), order=None))
     at = next(
-        number for number, line in enumerate(said) if "fix:     [pipelines.contracts.event]" in line
+        number
+        for number, line in enumerate(report)
+        if "fix:     [pipelines.contracts.event]" in line
     )
-    assert said[at + 1] == '                   order = "version"'
+    assert report[at + 1] == '                   order = "version"'
     odd = changed(sound.snapshot(), accepted={"TOPIC_SINGLE_REPLICA": "a\x1b[31mlaptop\nERROR"})
     assert "accepted  TOPIC_SINGLE_REPLICA  topic print-status: a\\x1b[31mlaptop\\nERROR" in lines(
         with_replicas(odd, 1)
@@ -109,7 +113,7 @@ def test_many_findings_stay_short() -> None:
         f"p{n}": PublisherFacts(topic="print-status", client="java", config=wrong)
         for n in range(30)
     }
-    said = lines(changed(sound.snapshot(), publishers=publishers))
-    assert sum(line.endswith("  30 places") for line in said) == 5
-    assert len(said) < 125
-    assert sum("and 22 more places: --json lists all" in line for line in said) == 5
+    report = lines(changed(sound.snapshot(), publishers=publishers))
+    assert sum(line.endswith("  30 places") for line in report) == 5
+    assert len(report) < 125
+    assert sum("and 22 more places: --json lists all" in line for line in report) == 5

@@ -23,7 +23,7 @@ COLUMNS = {
 }
 
 
-def seen(
+def sample(
     *events: dict[str, Any] | bytes | None,
     keys: list[bytes] | None = None,
     order: str | None = "version",
@@ -55,12 +55,12 @@ def event(**changes: Any) -> dict[str, Any]:
 
 
 def test_good_events_raise_no_flags() -> None:
-    found = seen({}, {"version": 2, "status": "PRINTED"}, {"version": 3, "status": "PRINTED"})
+    found = sample({}, {"version": 2, "status": "PRINTED"}, {"version": 3, "status": "PRINTED"})
     assert found == MappedSample(events=3, statuses={"PRINTED": 2, "QUEUED": 1})
 
 
 def test_deletes_and_undecodable_records_are_not_counted() -> None:
-    assert seen(None, b"no JSON", {}) == MappedSample(events=1, statuses={"QUEUED": 1})
+    assert sample(None, b"no JSON", {}) == MappedSample(events=1, statuses={"QUEUED": 1})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_deletes_and_undecodable_records_are_not_counted() -> None:
 def test_order_and_time_problems_are_counted(
     second: dict[str, Any], expected: dict[str, int]
 ) -> None:
-    found = seen({}, second)
+    found = sample({}, second)
     assert {
         name: getattr(found, name) for name in ("same_order", "backwards", "before_2000", "ahead")
     } == {
@@ -89,21 +89,21 @@ def test_order_and_time_problems_are_counted(
 
 
 def test_late_events_are_counted_by_time_without_an_order() -> None:
-    assert seen({}, {"updated_at": "2026-10-01T08:00:00Z"}, order=None).backwards == 1
+    assert sample({}, {"updated_at": "2026-10-01T08:00:00Z"}, order=None).backwards == 1
 
 
 def test_whole_second_times_are_counted() -> None:
     times = [{"updated_at": f"2026-11-01T08:00:0{n}Z"} for n in range(3)]
-    assert seen(*times, order="updated_at").whole_seconds == 3
-    assert seen(*times, {}, order="updated_at").whole_seconds == 3
-    assert seen(*times).whole_seconds is None
+    assert sample(*times, order="updated_at").whole_seconds == 3
+    assert sample(*times, {}, order="updated_at").whole_seconds == 3
+    assert sample(*times).whole_seconds is None
 
 
 def test_repeated_events_and_times_without_a_zone_are_counted() -> None:
-    found = seen({}, {}, {"version": 2, "updated_at": "2026-11-01T08:00:00"})
+    found = sample({}, {}, {"version": 2, "updated_at": "2026-11-01T08:00:00"})
     assert (found.repeated, found.without_zone) == (1, 1)
     assert (
-        seen(
+        sample(
             {"updated_at": 1_793_000_000_000},
             {"version": 2, "updated_at": "2026-11-01T08:00:00+0100"},
         ).without_zone
@@ -112,16 +112,16 @@ def test_repeated_events_and_times_without_a_zone_are_counted() -> None:
 
 
 def test_a_field_that_no_event_has_is_reported() -> None:
-    whole = [event(version=number) for number in range(5)]
+    events = [event(version=number) for number in range(5)]
     misspelt = [
         json.dumps({name.removesuffix("_at"): value for name, value in one.items()}).encode()
-        for one in whole
+        for one in events
     ]
-    assert seen(*misspelt).absent == {"printed_at": "updated_at; did you mean 'updated'?"}
-    assert seen(*misspelt[:4]).absent == {}, "too few to tell"
-    assert seen(*misspelt, {}).absent == {}
+    assert sample(*misspelt).absent == {"printed_at": "updated_at; did you mean 'updated'?"}
+    assert sample(*misspelt[:4]).absent == {}, "too few to tell"
+    assert sample(*misspelt, {}).absent == {}
 
 
 def test_keys_that_differ_from_the_document_id_are_counted() -> None:
-    found = seen({}, {"version": 2}, keys=[b"x", b"C-1"])
+    found = sample({}, {"version": 2}, keys=[b"x", b"C-1"])
     assert (found.key_differs, found.two_keys) == (1, 1)

@@ -66,9 +66,11 @@ def _dashed(*values: int | None) -> list[str]:
     return ["-" if value is None else str(value) for value in values]
 
 
-def _who(part: dict[str, Any]) -> list[str]:
-    there = part["member"]
-    return [there["id"], f"/{there['host']}", there["client_id"]] if there else ["-", "-", "-"]
+def _member_columns(part: dict[str, Any]) -> list[str]:
+    shown_member = part["member"]
+    if not shown_member:
+        return ["-", "-", "-"]
+    return [shown_member["id"], f"/{shown_member['host']}", shown_member["client_id"]]
 
 
 def test_lag_and_members_equal_those_of_kafkas_own_tool(
@@ -97,7 +99,7 @@ def test_lag_and_members_equal_those_of_kafkas_own_tool(
             part["topic"],
             str(part["partition"]),
             *_dashed(part["current"], part["end"], lag),
-            *_who(part),
+            *_member_columns(part),
         ]
         for part, lag in ((behind, 7), (never, None), (others[0], 0))
     ]

@@ -49,7 +49,7 @@ def send(cluster: connection.Cluster, topic: str, *records: dict[str, Any]) -> N
     assert producer.flush(30) == 0
 
 
-def seen(**given: Any) -> tail.TailRecord:
+def tail_record(**given: Any) -> tail.TailRecord:
     return tail.TailRecord(
         **{
             "topic": "t",
@@ -281,8 +281,8 @@ def test_following_continues_until_stopped(
     fill(cluster, topic, 0, 1)
     assert process.stdout.readline() == "1:2\n"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=90)
-    assert (process.returncode, said) == (130, ("", ""))
+    output = process.communicate(timeout=90)
+    assert (process.returncode, output) == (130, ("", ""))
     done = instep(place, "peek", topic, "--follow", "-o", "start", "-n", "3", "-f", r"%p:%o\n")
     assert (done.returncode, done.stdout.count("\n")) == (0, 3)
 
@@ -381,29 +381,29 @@ def test_conditions_select_records(condition: str, met: bool) -> None:
         "key": "inner",
         "at": "2026-11-01T08:00:00Z",
     }
-    record = seen(value=json.dumps(value).encode(), headers=[("ce_type", b"x=y")])
+    record = tail_record(value=json.dumps(value).encode(), headers=[("ce_type", b"x=y")])
     assert filters.parse([condition])(record) is met
     assert filters.parse([condition, "status=other"])(record) is False
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no json", b"\xff", b"[" * 100_000, b"3", b'"text"'])
 def test_a_value_that_is_not_an_object_has_no_fields(value: bytes | None) -> None:
-    assert filters.parse(["status=x"])(seen(value=value)) is False
-    assert filters.parse(["status!=x"])(seen(value=value)) is True
+    assert filters.parse(["status=x"])(tail_record(value=value)) is False
+    assert filters.parse(["status!=x"])(tail_record(value=value)) is True
 
 
 @pytest.mark.parametrize(
     ("text", "record", "rendered"),
     [
-        (r"%t\t%p\t%o\n", seen(), b"t\t1\t7\n"),
-        ("%s|%v|%S|%k|%K", seen(), b"{}|{}|2|C-1|3"),
-        ("%s|%S|%k|%K|%R", seen(key=None, value=None), b"|-1||-1|\xff\xff\xff\xff"),
+        (r"%t\t%p\t%o\n", tail_record(), b"t\t1\t7\n"),
+        ("%s|%v|%S|%k|%K", tail_record(), b"{}|{}|2|C-1|3"),
+        ("%s|%S|%k|%K|%R", tail_record(key=None, value=None), b"|-1||-1|\xff\xff\xff\xff"),
         (
             r"%T %h %%\x41\\",
-            seen(headers=[("a", b"1"), ("b", None)]),
+            tail_record(headers=[("a", b"1"), ("b", None)]),
             rb"1790000000000 a=1,b= %A" + b"\\",
         ),
-        ("%s", seen(value=b"\x1b[2J\xff"), b"\x1b[2J\xff"),
+        ("%s", tail_record(value=b"\x1b[2J\xff"), b"\x1b[2J\xff"),
     ],
 )
 def test_formats_are_those_of_kcat(text: str, record: tail.TailRecord, rendered: bytes) -> None:
@@ -412,7 +412,8 @@ def test_formats_are_those_of_kcat(text: str, record: tail.TailRecord, rendered:
 
 def test_a_terminal_is_shown_no_escapes() -> None:
     assert (
-        rendering.parse(r"%s\n", safe=True)(seen(value=b"\x1b[2J\xff")) == rb"\x1b[2J\xff" + b"\n"
+        rendering.parse(r"%s\n", safe=True)(tail_record(value=b"\x1b[2J\xff"))
+        == rb"\x1b[2J\xff" + b"\n"
     )
 
 
