@@ -177,6 +177,7 @@ class _TargetContest:
             f"round {number} of {self._options.rounds}"
             for number in range(1, self._options.rounds + 1)
         ]
+        # Interleaved, so that a disturbance of the machine does not hit only one contestant.
         for which in rounds:
             for name in tuple(self._declared):
                 with contextlib.closing(self._new_contestant(name, "cold")) as contestant:

@@ -91,6 +91,7 @@ def commits(lines: Iterable[str]) -> list[CommitTimes]:
         step, at_ns, partition, first, last = map(int, fields)
         if step == BEGAN:
             began_ns = at_ns
+            # A task that failed may have left a transaction open; this one opens its own.
             opened.clear()
         elif step == OPENED:
             opened.setdefault((partition, first, last), at_ns)

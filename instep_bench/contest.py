@@ -195,6 +195,7 @@ def _watch(contestant: Contestant, sink: Sink, expected: load.ExpectedState) -> 
                 f"{contestant.name} has not applied everything within {PATIENCE_S:.0f} s"
             )
         polls += 1
+        # Asking the contestant is expensive (Kafka Connect: a request), so do it now and then.
         if polls % POLLS_PER_CHECK == 0:
             is_over = contestant.check()
         time.sleep(POLL_INTERVAL_S)

@@ -142,6 +142,7 @@ class _Bench:
         with self._pipeline.metered() as used:
             sent = self._sender.send(self._leg((settle_s + seconds) * rate, rate))
             lives = self._pipeline.lives(sent)
+        # By due time: an event that was due before counts nowhere, however late it came.
         from_ns = sent[0].due_ns + settle_s * 1e9
         counted = [life for life in lives if life.due_ns >= from_ns]
         return freshness_report.RateResult(

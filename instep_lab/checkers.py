@@ -86,6 +86,7 @@ def inverted(
     seen: set[Record] = set()
     late: list[Record] = []
     for one in history.of(operations, by, group=group):
+        # Only the first time counts: a repeat is no inversion (see `went_back`).
         if one.number is None or one.record in seen:
             continue
         seen.add(one.record)
@@ -128,6 +129,7 @@ def unsorted(
 
     This checks the order of the topic as a whole.
     """
+    # By the start of each send: responses arrive in any order.
     sent = sorted(
         history.of(operations, OperationKind.SEND, None), key=lambda one: one.at_ns - one.took_ns
     )
@@ -153,6 +155,7 @@ def reordered(operations: Sequence[ClientOperation], group: str | None = None) -
             continue
         reader = (one.group, one.member, one.partition)
         if one.kind in (OperationKind.ASSIGN, OperationKind.REVOKE):
+            # A new assignment may start at an older commit.
             highest.pop(reader, None)
         elif one.kind is OperationKind.READ and one.offset is not None:
             reads += 1

@@ -87,6 +87,7 @@ class HistoryWriter:
         """Write an operation; one without a time gets the current time."""
         if not operation.at_ns:
             operation = msgspec.structs.replace(operation, at_ns=time.monotonic_ns())
+        # One unbuffered write per line: kill -9 leaves at most the last line incomplete.
         line = self._encoder.encode(operation) + b"\n"
         with self._lock:
             self._stream.write(line)

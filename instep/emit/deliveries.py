@@ -119,6 +119,8 @@ class DeliveryCounter:
         try:
             answer = wait(timeout)
         except concurrent.futures.TimeoutError:
+            # It may have failed just now. Then `settle` counted on this caller to report it, so
+            # return the failure instead of the timeout.
             if self._leave(receipt):
                 return wait(None)
             raise
@@ -165,6 +167,7 @@ class DeliveryCounter:
         """Stop waiting; return whether there is a failure, which is reported with this."""
         with self._changed:
             receipt.waiters -= 1
+            # A flush in between has raised it already: then there is nothing to take back.
             if receipt.failed and receipt.unreported_in == self._round:
                 self._unreported -= 1
             receipt.unreported_in = None

@@ -487,6 +487,8 @@ def _round(
     windows: dict[str, tuple[int, int]] = {}
 
     def watch(event: str, do: Callable[[], object], partitions: int = before) -> None:
+        # The window ends when everything sent before is read, so that a pause cannot spill over
+        # into the next event's window.
         began = time.monotonic_ns()
         do()
         members.settle(trial, teams, partitions)
@@ -501,6 +503,7 @@ def _round(
             team.grow(3)
         members.settle(trial, teams, before)
         _catch_up(trial, scenario, teams)
+        # First a window without an event: it shows which pauses the load itself causes.
         watch(NOTHING, lambda: time.sleep(QUIET_S))
         watch(JOINS, lambda: members.at_once(teams, lambda team: team.grow(4)))
         watch(LEAVES, lambda: members.at_once(teams, members.Team.leave))

@@ -44,6 +44,7 @@ def _send_and_read(
     names = [trial.group() for _ in range(groups)]
     for group in names:
         scenario.consume(Consuming(topic=topic, group=group, to_end=True, commit=CommitMode.NEVER))
+        # The claim is about order, so a reader that loses or reorders records must not decide it.
         operations = scenario.history()
         read = checkers.repeated(operations, group, by=OperationKind.READ)
         trial.control(
@@ -277,6 +278,8 @@ def order_under_retries(trial: Trial) -> None:
     plain = [name for name, config in SENDERS.items() if not config.get("enable.idempotence", True)]
     several = [name for name in plain if name != "1 in flight"]
     for number in range(trial.scaled(3, 10)):
+        # Whether a retry overtakes another request depends on timing. Repeat the faults until each
+        # of these producers has shown it, instead of calling one lucky round a result.
         if trial.tier is Tier.QUICK and number and all(found[name].inverted for name in plain):
             break
         scenarios = {name: trial.scenario(f"{name}, round {number + 1}") for name in SENDERS}
@@ -383,6 +386,8 @@ def _disturb(
             )
             running.enter_context(scenario.background(plan, trial.cluster.proxied))
         trial.wait_for_more(scenarios.values(), 50)
+        # The delay keeps several requests in flight; the broker rejects a garbled one by its CRC,
+        # while those behind it succeed.
         proxy.inject(NetworkFault(delay_s=0.01, garbles_every=7))
         trial.wait(
             lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40,

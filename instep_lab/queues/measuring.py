@@ -207,9 +207,10 @@ def judge(
     sent: Sequence[bytes], read: Sequence[bytes]
 ) -> tuple[checkers.Anomalies, checkers.Anomalies]:
     """Return the sent messages that were not read, and those that were read more than once."""
-    seen = operations(sent, read)
-    return checkers.lost(seen, by=OperationKind.READ), checkers.repeated(
-        seen, by=OperationKind.READ
+    history = operations(sent, read)
+    return (
+        checkers.lost(history, by=OperationKind.READ),
+        checkers.repeated(history, by=OperationKind.READ),
     )
 
 
