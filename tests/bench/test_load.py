@@ -53,9 +53,13 @@ def test_the_expected_state_equals_applying_the_records_one_by_one() -> None:
             continue
         assert sent.key == document.encode()
         before = stands.get(document, ("", 0))[1]
-        found["applied" if version > before else "repeated" if version == before else "stale"] += 1
         if version > before:
+            found["applied"] += 1
             stands[document] = (event["status"], version)
+        elif version == before:
+            found["repeated"] += 1
+        else:
+            found["stale"] += 1
     expected = load.expected_state(MIXED, PARTITIONS)
     assert {name: (row.status, row.version) for name, row in expected.rows.items()} == stands
     assert dict(found) == {

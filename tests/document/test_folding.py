@@ -201,7 +201,8 @@ def test_folding_deletes_that_clear_equals_one_by_one_wherever_the_log_is_cut(
             run.add(step(event) if event.values is not None else clearing, rules)
         thinned += run.steps
     state = folding.fold(thinned, rules)
-    found = (
-        [UNSET if value == ABSENT else value for value in state.values] if state.present else None
-    )
-    assert found == (None if kept is None else list(kept))
+    if kept is None:
+        assert not state.present
+    else:
+        assert state.present
+        assert [UNSET if value == ABSENT else value for value in state.values] == list(kept)
