@@ -245,7 +245,9 @@ class Publisher:
         in_callback = threading.get_ident() == self._thread.ident
         if in_callback or time.monotonic() > deadline:
             self._counter.withdraw(receipt)
-            waited = "" if in_callback else f" after {self.block_timeout_s:g} s"
+            waited = ""
+            if not in_callback:
+                waited = f" after {self.block_timeout_s:g} s"
             raise errors.Undelivered(
                 f"no space in the queue to topic {self.topic!r}{waited}{self._last_error(0)}",
                 "send slower, increase queue.buffering.max.messages, or wait for the broker",
@@ -325,7 +327,9 @@ class Publisher:
         still_open = self._counter.open_up_to(self._counter.mark)
         count, first = self._counter.take_undelivered()
         if still_open or count:
-            reason = first.what if first else f"not confirmed{self._last_error(0)}"
+            reason = f"not confirmed{self._last_error(0)}"
+            if first is not None:
+                reason = first.what
             deliveries.log.error(
                 "SIGTERM: %d records not delivered to topic %r: %s",
                 still_open + count,
@@ -371,4 +375,6 @@ class Publisher:
 
     def _last_error(self, since: float) -> str:
         last = self._error_log.last(since)
-        return f" (last: {faults.readable(last)})" if last else ""
+        if last is None:
+            return ""
+        return f" (last: {faults.readable(last)})"

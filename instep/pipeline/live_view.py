@@ -70,11 +70,15 @@ class CatchUp:
 
     def share(self) -> float | None:
         """Return which share of the backlog is applied; None if there is none."""
-        return 1 - self._lag / self._peak if self._peak else None
+        if not self._peak:
+            return None
+        return 1 - self._lag / self._peak
 
     def eta_s(self, now: float) -> float | None:
         """Return the remaining time; None if unknown or without a backlog."""
-        return self._eta.seconds(now) if self._peak else None
+        if not self._peak:
+            return None
+        return self._eta.seconds(now)
 
 
 def row(runner: Runner, catch_up: CatchUp, now: float) -> ViewRow:
@@ -102,8 +106,10 @@ def render(rows: Sequence[ViewRow], width: int, height: int) -> RenderableType:
     from rich.console import Group
 
     room = max(1, height - LINES_BESIDE_ROWS)
-    shown = list(rows) if len(rows) <= room else sorted(rows, key=_urgency)[:room]
-    more = f"and {len(rows) - len(shown)} more · " if len(shown) < len(rows) else ""
+    shown, more = rows, ""
+    if len(rows) > room:
+        shown = sorted(rows, key=_urgency)[:room]
+        more = f"and {len(rows) - room} more · "
     return Group(_table(shown, width), terminal.text(f"{more}Ctrl-C to stop", Tone.FAINT))
 
 
@@ -140,20 +146,28 @@ def _table(rows: Sequence[ViewRow], width: int) -> Table:
 
 def _cells(view_row: ViewRow) -> list[Text]:
     """Return the texts of a row; in the bar's column, the text after the bar."""
+    lag, lag_tone = "?", Tone.NONE
+    if view_row.lag is not None:
+        lag = f"{view_row.lag:,}"
+    if view_row.caught_up is not None:
+        lag_tone = Tone.WARNING
     return [
         terminal.text(view_row.pipeline),
         terminal.text(view_row.state.value, terminal.tone_of(view_row.state.value)),
         terminal.text(f"{view_row.rate:,.0f}"),
-        terminal.text(
-            "?" if view_row.lag is None else f"{view_row.lag:,}",
-            Tone.WARNING if view_row.caught_up is not None else Tone.NONE,
-        ),
+        terminal.text(lag, lag_tone),
         terminal.text(_bar_text(view_row)),
         terminal.text(seconds(view_row.fresh_p50_s)),
         terminal.text(seconds(view_row.fresh_p99_s)),
-        terminal.text(f"{view_row.dead:,}", Tone.WARNING if view_row.dead else Tone.NONE),
-        terminal.text(f"{view_row.parked:,}", Tone.WARNING if view_row.parked else Tone.NONE),
+        _quarantined(view_row.dead),
+        _quarantined(view_row.parked),
     ]
+
+
+def _quarantined(count: int) -> Text:
+    if not count:
+        return terminal.text("0")
+    return terminal.text(f"{count:,}", Tone.WARNING)
 
 
 def _bar(view_row: ViewRow, width: int) -> Text:
@@ -170,7 +184,9 @@ def _bar_text(view_row: ViewRow) -> str:
         return f"for {terminal.duration(view_row.waiting_s)}"
     if view_row.lag is None or view_row.caught_up is None:
         return ""
-    left = "" if view_row.eta_s is None else f" {terminal.duration(view_row.eta_s)} left"
+    left = ""
+    if view_row.eta_s is not None:
+        left = f" {terminal.duration(view_row.eta_s)} left"
     return f" {min(99, int(view_row.caught_up * 100)):2} %{left}"  # 100 % only when it is done
 
 
@@ -184,7 +200,9 @@ def seconds(value: float | None) -> str:
         return "-"
     if value == float("inf"):
         return ">300 s"
-    return f"≤{value * 1000:.0f} ms" if value < 1 else f"≤{value:g} s"
+    if value < 1:
+        return f"≤{value * 1000:.0f} ms"
+    return f"≤{value:g} s"
 
 
 class View:

@@ -78,10 +78,9 @@ class Reporter:
 
     def _say_changes(self) -> None:
         for runner in self._runners:
-            state = (
-                runner.state,
-                runner.waiting_for if runner.state is RunnerState.WAITING else "",
-            )
+            state = (runner.state, "")
+            if runner.state is RunnerState.WAITING:
+                state = (runner.state, runner.waiting_for)
             if self._states.get(runner.name) != state:
                 self._states[runner.name] = state
                 self.say(describe(runner), tone(runner))
@@ -94,9 +93,13 @@ class Reporter:
 
 def tone(runner: Runner) -> Tone:
     """Return the tone of a state change."""
-    if runner.state is RunnerState.ENDED:
-        return Tone.BAD if runner.error else Tone.NONE
-    return Tone.WARNING if runner.state is RunnerState.WAITING else Tone.NONE
+    match runner.state:
+        case RunnerState.ENDED if runner.error:
+            return Tone.BAD
+        case RunnerState.WAITING:
+            return Tone.WARNING
+        case _:
+            return Tone.NONE
 
 
 def describe(runner: Runner) -> str:
@@ -139,7 +142,9 @@ def lag(done: Progress) -> str:
 
 def _idle(done: Progress) -> str:
     """Return why there is no freshness to show."""
-    return "no events applied yet" if (done.lag or 0) > done.held_back else "no recent events"
+    if (done.lag or 0) > done.held_back:
+        return "no events applied yet"
+    return "no recent events"
 
 
 def summary(runner: Runner) -> str:
@@ -158,4 +163,6 @@ def _seconds(value: float | None) -> str:
         return "?"
     if value == float("inf"):
         return "over 300 s"
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:g} s"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:g} s"
