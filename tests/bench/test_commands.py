@@ -16,7 +16,7 @@ import typer
 from instep_bench import commands as bench_commands
 from instep_bench import store
 from instep_bench.result import recorded_options
-from tests.bench import made
+from tests.bench import examples
 from tests.support import commands
 from tests.support.terminals import HOSTILE
 
@@ -35,10 +35,10 @@ def kept(home: Path) -> list[str]:
     """Return the ids of two stored results. The second one is twice as fast."""
     folder = home / "state" / "bench"
     folder.mkdir(parents=True)
-    fast = made.result(
-        made.speed([200.0, 240.0, 220.0], target="postgres", contestant="instep"), rounds=4
+    fast = examples.result(
+        examples.speed([200.0, 240.0, 220.0], target="postgres", contestant="instep"), rounds=4
     )
-    return [store.keep(one, folder).stem for one in (made.result(), fast)]
+    return [store.keep(one, folder).stem for one in (examples.result(), fast)]
 
 
 def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -125,9 +125,11 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
 def test_a_result_cannot_control_the_terminal(home: Path) -> None:
     folder = home / "state" / "bench"
     folder.mkdir(parents=True)
-    given = made.result(made.speed([1.0, 2.0], target=HOSTILE), command=HOSTILE, target=HOSTILE)
+    given = examples.result(
+        examples.speed([1.0, 2.0], target=HOSTILE), command=HOSTILE, target=HOSTILE
+    )
     store.keep(msgspec.structs.replace(given, machine={HOSTILE: HOSTILE}), folder)
-    store.keep(made.result(made.memory([1.0], role=HOSTILE)), folder)
+    store.keep(examples.result(examples.memory([1.0], role=HOSTILE)), folder)
     first, second = (file.stem for file in store.results(folder))
     for command in (
         ("list",),

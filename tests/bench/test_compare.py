@@ -7,7 +7,7 @@ import pytest
 
 from instep_bench.compare import ConditionChange, compare
 from instep_bench.result import Figure
-from tests.bench import made
+from tests.bench import examples
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from tests.bench import made
 def test_throughput_is_called_faster_slower_or_the_same(
     a: list[float], b: list[float], word: str, ratio: float | None
 ) -> None:
-    [line] = compare(made.result(made.speed(a)), made.result(made.speed(b))).lines
+    [line] = compare(examples.result(examples.speed(a)), examples.result(examples.speed(b))).lines
     assert line.word == word
     assert line.ratio == (pytest.approx(ratio) if ratio is not None else None)
     assert line.noise_known == (min(len(a), len(b)) > 1)
@@ -43,7 +43,7 @@ def test_throughput_is_called_faster_slower_or_the_same(
 )
 def test_less_is_better_for_times_and_amounts(unit: str, words: tuple[str, str]) -> None:
     low, high = (
-        made.result(Figure(name="n", unit=unit, better="less", values=values))
+        examples.result(Figure(name="n", unit=unit, better="less", values=values))
         for values in ([1.0, 2.0], [3.0, 4.0])
     )
     assert [one.word for one in compare(high, low).lines] == [words[0]]
@@ -51,8 +51,8 @@ def test_less_is_better_for_times_and_amounts(unit: str, words: tuple[str, str])
 
 
 def test_figures_are_distinguished_by_their_labels_in_any_order() -> None:
-    a = made.result(made.speed([1.0], x="1", y="2"), made.speed([2.0], x="1", y="3"))
-    b = made.result(made.speed([4.0], y="2", x="1"), made.memory([5.0]))
+    a = examples.result(examples.speed([1.0], x="1", y="2"), examples.speed([2.0], x="1", y="3"))
+    b = examples.result(examples.speed([4.0], y="2", x="1"), examples.memory([5.0]))
     found = compare(a, b)
     assert [(one.labels, one.ratio) for one in found.lines] == [({"x": "1", "y": "2"}, 4.0)]
     assert found.only_a == ["throughput (x=1; y=3)"]
@@ -60,9 +60,9 @@ def test_figures_are_distinguished_by_their_labels_in_any_order() -> None:
 
 
 def test_different_conditions_are_listed() -> None:
-    a = made.result(rounds=3, target="postgres")
+    a = examples.result(rounds=3, target="postgres")
     b = msgspec.structs.replace(
-        made.result(rounds=5),
+        examples.result(rounds=5),
         bench="scale",
         machine={"cpu": "a fast one", "cores": "8"},
         releases={"kafka": "4.3.1"},
@@ -78,8 +78,8 @@ def test_different_conditions_are_listed() -> None:
 
 def test_the_noise_is_the_widest_range() -> None:
     found = compare(
-        made.result(made.speed([90.0, 100.0, 140.0]), made.memory([1.0])),
-        made.result(made.speed([1.0])),
+        examples.result(examples.speed([90.0, 100.0, 140.0]), examples.memory([1.0])),
+        examples.result(examples.speed([1.0])),
     )
     assert found.widest_a == pytest.approx(0.5)
     assert found.widest_b is None

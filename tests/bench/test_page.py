@@ -11,12 +11,12 @@ import msgspec
 from instep.report.tables import Plot, PlotKind, ReportTable, Series
 from instep_bench import charts, page
 from instep_bench.result import BenchResult, Figure
-from tests.bench import made
+from tests.bench import examples
 from tests.support.web_pages import HOSTILE, self_contained
 
 
 def test_the_page_shows_the_whole_result() -> None:
-    text = page.render({"one": made.result(target="postgres")})
+    text = page.render({"one": examples.result(target="postgres")})
     parsed = self_contained(text)
     shown = " ".join(parsed.text)
     for words in (
@@ -49,7 +49,7 @@ def test_the_page_shows_the_whole_result() -> None:
 
 
 def test_a_page_of_several_results_links_to_each() -> None:
-    parsed = self_contained(page.render({"one": made.result(), "two": made.result()}))
+    parsed = self_contained(page.render({"one": examples.result(), "two": examples.result()}))
     links = [value[1:] for name, value in parsed.attributes if name == "href"]
     assert len(links) == 2
     assert set(links) <= {value for name, value in parsed.attributes if name == "id"}
@@ -86,7 +86,7 @@ def test_hostile_text_stays_text() -> None:
 
 
 def test_figures_are_tabulated_by_their_labels() -> None:
-    first, second = page.figures(made.FIGURES)
+    first, second = page.figures(examples.FIGURES)
     assert first.columns == [
         "figure",
         "target",
@@ -108,7 +108,7 @@ def test_percentiles_and_curves() -> None:
     assert distribution.points[-1] == (100.0, 3.0)
     curve = charts.curves(
         "t",
-        [made.speed([3.0, 1.0], documents="1000"), made.speed([5.0], documents="many")],
+        [examples.speed([3.0, 1.0], documents="1000"), examples.speed([5.0], documents="many")],
         x="documents",
     )
     assert [(one.points, one.spread) for one in curve.series] == [

@@ -11,14 +11,14 @@ import pytest
 from instep import errors
 from instep.report.tables import Plot, ReportTable
 from instep_bench import charts, store
-from tests.bench import made
+from tests.bench import examples
 
 
 def test_a_stored_result_is_read_unchanged(tmp_path: Path) -> None:
-    files = [store.keep(made.result(), tmp_path) for _ in range(3)]
+    files = [store.keep(examples.result(), tmp_path) for _ in range(3)]
     assert store.results(tmp_path) == files
     assert all(file.stem.endswith("-apply") for file in files)
-    assert store.read(files[0]) == made.result()
+    assert store.read(files[0]) == examples.result()
     assert store.find(tmp_path, "latest") == files[-1]
     assert store.find(tmp_path, files[1].stem) == files[1]
     assert store.find(tmp_path / "elsewhere", str(files[0])) == files[0]
@@ -31,7 +31,7 @@ def test_a_missing_result_is_reported(tmp_path: Path, named: str) -> None:
     ):
         store.find(tmp_path, named)
     if named != "latest":
-        store.keep(made.result(), tmp_path)
+        store.keep(examples.result(), tmp_path)
         with pytest.raises(errors.SettingsError, match="there is no result") as refused:
             store.find(tmp_path, named)
         assert "-apply" in refused.value.remedy
@@ -41,7 +41,7 @@ def test_a_missing_result_is_reported(tmp_path: Path, named: str) -> None:
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.json"
     if text == "no values":
-        text = msgspec.json.encode(made.result(made.memory([]))).decode()
+        text = msgspec.json.encode(examples.result(examples.memory([]))).decode()
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(errors.SettingsError, match="cannot be read"):
         store.read(file)
@@ -49,8 +49,8 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_no_password_is_stored(tmp_path: Path) -> None:
     url = "postgresql://me:se:cr@et@db.example/x?sslpassword=secret&a=b"
-    given = made.result(
-        made.speed([1.0], target=url), command=f"instep bench apply --target {url}", target=url
+    given = examples.result(
+        examples.speed([1.0], target=url), command=f"instep bench apply --target {url}", target=url
     )
     given = msgspec.structs.replace(
         given,
@@ -68,8 +68,10 @@ def test_no_password_is_stored(tmp_path: Path) -> None:
 
 
 def test_values_that_are_not_finite_are_left_out_and_noted(tmp_path: Path) -> None:
-    plot = charts.bars("t", [made.speed([1.0, math.inf], target="a")], x="target")
-    given = made.result(made.speed([1.0, math.nan, 3.0], target="a"), made.memory([math.inf]))
+    plot = charts.bars("t", [examples.speed([1.0, math.inf], target="a")], x="target")
+    given = examples.result(
+        examples.speed([1.0, math.nan, 3.0], target="a"), examples.memory([math.inf])
+    )
     given = msgspec.structs.replace(
         given, tables=[ReportTable("t", ["x"], [[math.nan, True]])], plots=[plot]
     )
