@@ -239,7 +239,7 @@ class _TargetContest:
                 folder, self._servers.bootstrap, self._options.partitions, self._servers.groups
             )
         if name not in baselines.GUARANTEES and start == "cold":
-            return contest.Command(name, folder.with_suffix(".log"))
-        return contest.Programmed(
+            return contest.CommandContestant(name, folder.with_suffix(".log"))
+        return contest.ProgramContestant(
             name, MODULES.get(name, HOST), folder, is_spark=name != baselines.LOOP
         )

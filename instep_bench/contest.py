@@ -50,7 +50,7 @@ class Contestant(abc.ABC):
         """End the processes of the contestant."""
 
 
-class Programmed(Contestant):
+class ProgramContestant(Contestant):
     """A program of the benchmark that takes orders."""
 
     def __init__(self, name: str, module: str, folder: Path, *, is_spark: bool) -> None:
@@ -90,7 +90,7 @@ class Programmed(Contestant):
         return self._answer
 
 
-class Command(Contestant):
+class CommandContestant(Contestant):
     """The pipeline as users run it: one process of `instep run --once` per run."""
 
     def __init__(self, name: str, log: Path) -> None:

@@ -35,11 +35,11 @@ def keep(result: BenchResult, into: Path) -> Path:
     while (file := into / f"{at:%Y%m%dT%H%M%S}-{result.bench}.json").exists():
         at += timedelta(seconds=1)
     with paths.explained(into):
-        files.write(file, sound(result))
+        files.write(file, storable(result))
     return file
 
 
-def sound(result: BenchResult) -> BenchResult:
+def storable(result: BenchResult) -> BenchResult:
     """Return the result as it can be stored: without secrets and without non-finite values.
 
     A note names the figures from which values were removed.

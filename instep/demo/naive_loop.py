@@ -59,7 +59,7 @@ class NaiveLoop:
             self._keeper.close()
             self._keeper = None
 
-    def seen(self) -> int:
+    def read_count(self) -> int:
         """Return how many records the loop has read."""
         with contextlib.closing(_open(self.file)) as database:
             return int(database.execute("SELECT coalesce(sum(next), 0) FROM seen").fetchone()[0])

@@ -216,11 +216,11 @@ class _Story:
         sink = stack.enter_context(system.sink())
         self._wait(lambda: system.started(sink), "starting")
         publisher = stack.enter_context(system.publisher())
-        self._publish_first(publisher)
+        self._publish_warm_up(publisher)
         self._wait(lambda: system.processed(sink) == system.events, "applying the first events")
 
-        apply_s, outage_s, rate = self._at_full_speed(sink, publisher)
-        steady = self._steadily(sink, publisher)
+        apply_s, outage_s, rate = self._run_at_full_speed(sink, publisher)
+        steady = self._run_steadily(sink, publisher)
         self._publish_late(publisher)
         self._wait(lambda: system.processed(sink) >= self.records, "applying the last events")
         poller.stop()
@@ -257,7 +257,7 @@ class _Story:
 
     # --- the acts ------------------------------------------------------------------------------
 
-    def _at_full_speed(self, sink: Sink, publisher: Publisher) -> tuple[float, float, float]:
+    def _run_at_full_speed(self, sink: Sink, publisher: Publisher) -> tuple[float, float, float]:
         """Publish at full speed and kill the pipeline and the naive loop in the middle.
 
         Return the seconds of work, the seconds of the outage, and the events per second.
@@ -265,7 +265,7 @@ class _Story:
         system = self.system
         self.say("events instead: the print system publishes every change, at full speed")
         first, began = system.events, time.monotonic()
-        self._publish_ways(publisher)
+        self._publish_first_changes(publisher)
         publisher.flush()
         bulk = self.records
         self._wait(lambda: system.processed(sink) >= bulk * KILL_AT_SHARE, "applying")
@@ -280,7 +280,7 @@ class _Story:
         apply_s = time.monotonic() - began - outage_s
         return apply_s, outage_s, (bulk - first) / apply_s
 
-    def _steadily(self, sink: Sink, publisher: Publisher) -> tuple[datetime, datetime]:
+    def _run_steadily(self, sink: Sink, publisher: Publisher) -> tuple[datetime, datetime]:
         """Publish the last change of every document at an even rate.
 
         Two thirds are sent without a fault, one sixth while the database is locked, and one sixth
@@ -291,7 +291,7 @@ class _Story:
             f"measuring freshness: the last change of every document, {STEADY_PER_S:,} per second"
         )
         since = datetime.now(UTC)
-        self._publish_ends(publisher, range(third))
+        self._publish_last_changes(publisher, range(third))
         publisher.flush()
         self._wait(lambda: self.system.processed(sink) >= self.records, "keeping in step")
         until = datetime.now(UTC)
@@ -300,23 +300,23 @@ class _Story:
             self._locked(),
         ):
             down.begins()
-            self._publish_ends(publisher, range(third, sixth))
+            self._publish_last_changes(publisher, range(third, sixth))
             publisher.flush()
             time.sleep(max(0.0, LOCKED_S - down.seconds()))
         with self._fault(sink, "kill -9 of the broker") as down:
             self.kafka.kill()
             down.begins()
             # The publisher buffers these until the broker is back.
-            self._publish_ends(publisher, range(sixth, len(self.documents)))
+            self._publish_last_changes(publisher, range(sixth, len(self.documents)))
             self.kafka.start()
             publisher.flush()
         return since, until
 
     @contextlib.contextmanager
-    def _fault(self, sink: Sink, what: str) -> Iterator[_Down]:
+    def _fault(self, sink: Sink, what: str) -> Iterator[_OutageStart]:
         """Announce a fault; after the block, wait until the ledger moves again and report that."""
         self.say(what, Tone.BAD)
-        down = _Down(lambda: self.system.ledger(sink), self.say)
+        down = _OutageStart(lambda: self.system.ledger(sink), self.say)
         yield down
         at = sum(down.ledger.values())
         self._wait(
@@ -370,13 +370,13 @@ class _Story:
 
     # --- publishing ----------------------------------------------------------------------------
 
-    def _publish_first(self, publisher: Publisher) -> None:
+    def _publish_warm_up(self, publisher: Publisher) -> None:
         """Publish a few events to warm up the pipeline: Spark compiles code in its first batch."""
         for document in self.documents[:FIRST]:
             self.system.publish(publisher, document, "CREATED", 1)
         publisher.flush()
 
-    def _publish_ways(self, publisher: Publisher) -> None:
+    def _publish_first_changes(self, publisher: Publisher) -> None:
         for version, status in enumerate(("CREATED", "QUEUED", "PRINTING"), start=1):
             for document in self.documents[FIRST if version == 1 else 0 :]:
                 self.system.publish(publisher, document, status, version)
@@ -388,7 +388,7 @@ class _Story:
             publisher.send_raw(self.documents[number].encode(), value)
             self.malformed += 1
 
-    def _publish_ends(self, publisher: Publisher, numbers: range) -> None:
+    def _publish_last_changes(self, publisher: Publisher, numbers: range) -> None:
         started = time.monotonic()
         for count, number in enumerate(numbers):
             due = started + count / STEADY_PER_S
@@ -409,7 +409,7 @@ class _Story:
         publisher.flush()
 
 
-class _Down:
+class _OutageStart:
     """The start of an outage and the ledger at that moment."""
 
     def __init__(

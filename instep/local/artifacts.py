@@ -224,7 +224,7 @@ def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
 
 
 def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
-    with workshop(folder.parent, bundle) as (keeper, work):
+    with work_folder(folder.parent, bundle) as (keeper, work):
         found = maven.retrieve(keeper, work, bundle, list(locked))
         verify(found, locked)
         complete = work / "complete"
@@ -245,7 +245,7 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
 
 
 @contextmanager
-def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeper_client.KeeperClient, Path]]:
+def work_folder(cache: Path, bundle: str) -> Iterator[tuple[keeper_client.KeeperClient, Path]]:
     """Yield a keeper and a temporary folder, which the keeper removes even if this process dies."""
     work = Path(tempfile.mkdtemp(prefix=f".{bundle}.", dir=cache))
     keeper = keeper_client.KeeperClient(temporary=work)
@@ -273,7 +273,7 @@ def write_lock(path: Path = LOCK) -> None:
     """Resolve every bundle and write the lock."""
     lock: dict[str, Locked] = {}
     for name, bundle in BUNDLES.items():
-        with workshop(paths.cache(), name) as (keeper, work):
+        with work_folder(paths.cache(), name) as (keeper, work):
             found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
             sums = {
                 ":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found

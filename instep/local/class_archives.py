@@ -186,7 +186,10 @@ def _current_note(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
 
 def _make(program: JavaProgram, archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
     """Create the archive in a temporary folder, and move it into place when it is complete."""
-    with artifacts.workshop(archive.parent.parent, f"{program.bundle}-classes") as (keeper, work):
+    with artifacts.work_folder(archive.parent.parent, f"{program.bundle}-classes") as (
+        keeper,
+        work,
+    ):
         names, new, note = work / "classes.list", work / "new.jsa", work / "new.json"
         names.write_bytes(lzma.decompress(program.classes.read_bytes()))
         options = [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={new}"]

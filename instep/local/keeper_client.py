@@ -80,7 +80,7 @@ class KeeperClient:
         given: Path = Path(os.devnull),
     ) -> int:
         """Start a process that reads a file and appends to the log; return its pid."""
-        answer = self._ask(
+        answer = self._request(
             do="launch",
             argv=list(argv),
             log=str(log),
@@ -97,35 +97,35 @@ class KeeperClient:
 
     def poll(self) -> int | None:
         """Return the exit status of the process, negative for a signal; None while it runs."""
-        returncode = self._ask(do="poll")["returncode"]
+        returncode = self._request(do="poll")["returncode"]
         return None if returncode is None else int(returncode)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
-        self._ask(do="signal", signal=int(number))
+        self._request(do="signal", signal=int(number))
 
     def freeze(self) -> bool:
         """Stop the process and all below it; return False if one has not stopped in time."""
-        return bool(self._ask(do="freeze")["stopped"])
+        return bool(self._request(do="freeze")["stopped"])
 
     def thaw(self) -> None:
         """Continue the process and all below it."""
-        self._ask(do="thaw")
+        self._request(do="thaw")
 
     def kill(self) -> None:
         """Kill the process and all below it, and wait until they have ended."""
-        self._ask(do="kill")
+        self._request(do="kill")
 
     def leave(self) -> None:
         """Let the process run on without a keeper."""
-        self._ask(do="leave")
+        self._request(do="leave")
         self.close()
 
     def close(self) -> None:
         """End the process, remove the temporary folder, and wait until that is done."""
         self._finalizer()
 
-    def _ask(self, **command: object) -> dict[str, Any]:
+    def _request(self, **command: object) -> dict[str, Any]:
         with self._lock:
             process = self._process
             if process.stdin is None or process.stdout is None or process.stdin.closed:

@@ -48,7 +48,7 @@ def field(broker: LocalCluster, shared_database: Callable[[str], str]) -> Iterat
 )
 def test_a_guarded_baseline_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
     with closing(
-        contest.Programmed(name, apply.MODULES[name], tmp_path / "baseline", is_spark=False)
+        contest.ProgramContestant(name, apply.MODULES[name], tmp_path / "baseline", is_spark=False)
     ) as baseline:
         held = field.hold(baseline)
     assert held.differences == 0
