@@ -118,9 +118,9 @@ class ContestantProgram:
             raise errors.InstepError(
                 f"{self._argv[-1]} gave no answer within {timeout_s:.0f} s; {self._tail()}"
             )
-        self._heard += 1
-        line = self._answers.read_bytes().split(b"\n")[self._heard - 1]
-        return msgspec.json.decode(line, type=StartOrder)
+        self._answers_read += 1
+        line = self._answers.read_bytes().split(b"\n")[self._answers_read - 1]
+        return msgspec.json.decode(line, type=OrderResult)
 
     def has_answered(self) -> bool:
         return self._answers.read_bytes().count(b"\n") > self._answers_read

@@ -18,6 +18,7 @@ import msgspec
 from instep import errors
 from instep.demo import polling
 from instep.demo.contract_system import Contracts
+from instep.document.showing import counted
 from instep.report.percentiles import percentile_values
 from instep.report.tables import Cell, Plot, ReportTable
 from instep_bench import bench_servers, charts, machine

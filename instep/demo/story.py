@@ -344,7 +344,9 @@ class _Story:
 
     def _wait_for_naive(self) -> None:
         """Wait until the naive loop has read everything: its table is compared, not its speed."""
-        wait_until(lambda: self.naive.seen() >= self.records, NAIVE_PATIENCE_S, interval_s=0.05)
+        wait_until(
+            lambda: self.naive.read_count() >= self.records, NAIVE_PATIENCE_S, interval_s=0.05
+        )
         self.naive.close()
 
     def _wait(self, reached: Callable[[], bool], what: str) -> None:

@@ -124,7 +124,7 @@ class Connect(contest.Contestant):
             lambda error: isinstance(error, OSError),
             timeout_s=PATIENCE_S,
         )
-        return contestant_program.StartOrder()
+        return contestant_program.OrderResult()
 
     def close(self) -> None:
         if self._keeper:

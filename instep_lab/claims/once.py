@@ -121,8 +121,9 @@ def idempotent_producer(trial: Trial) -> None:
         not with_,
         f"{with_.count} of {with_.of:,} repeated",
     )
-    known, others = producer_states["idempotent"], producer_states["not idempotent"]
-    if known is None or others is None:
+    idempotent = producer_states["idempotent"]
+    plain = producer_states["not idempotent"]
+    if idempotent is None or plain is None:
         trial.statement(
             "the broker identifies the producer by id and sequence",
             None,

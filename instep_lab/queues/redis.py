@@ -35,7 +35,7 @@ class ListQueue:
     def dequeue(self, count: int) -> list[bytes]:
         found: list[bytes] = []
         while len(found) < count:
-            wanted = system.next_batch(count, found)
+            limit = system.next_batch(count, found)
             with self._client.pipeline(transaction=False) as pipeline:
                 for _ in range(limit):
                     if self._durable:
@@ -75,7 +75,7 @@ class StreamQueue:
     def dequeue(self, count: int) -> list[bytes]:
         found: list[bytes] = []
         while len(found) < count:
-            wanted = system.next_batch(count, found)
+            limit = system.next_batch(count, found)
             answer: Any = self._client.xreadgroup(
                 GROUP, READER, {self._name: ">"}, count=limit, noack=not self._durable
             )

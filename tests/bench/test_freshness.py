@@ -64,7 +64,7 @@ def value(found: freshness_report.FreshnessRun, name: str, **labels: str) -> lis
 
 
 def test_figures_report_the_observations() -> None:
-    found = seen()
+    found = example_run()
     assert value(found, "freshness", rate="100", part="whole", percentile="p50") == [234.5]
     assert value(found, "freshness", rate="100", part="wait", percentile="p99") == [50]
     assert value(found, "freshness in each third", rate="100", percentile="p50") == [

@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 def refused(broker: SecuredBroker, listener: str, **options: Any) -> errors.InstepError:
     """Return the error of describing a topic, and check that a publisher's is the same."""
-    kafka_settings = kafka(broker, **said)
+    kafka_settings = kafka(broker, **options)
     found = []
     with (
         pytest.raises(errors.InstepError) as caught,
@@ -43,9 +43,9 @@ def refused(broker: SecuredBroker, listener: str, **options: Any) -> errors.Inst
     return found[0]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LOGINS)
 def test_every_client_can_log_in(secured_broker: SecuredBroker, way: str) -> None:
-    listener, said = WAYS[way]
+    listener, said = LOGINS[way]
     kafka_settings, bootstrap = (
         kafka(secured_broker, **said(secured_broker)),
         secured_broker.bootstrap_of(listener),

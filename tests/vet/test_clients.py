@@ -61,7 +61,7 @@ def test_librdkafka_refuses_the_settings_listed_as_refused(config: dict[str, str
 
 
 def test_the_defaults_of_instep_are_those_of_emit() -> None:
-    made = guarantees.producer_config("exactly-once", {})
+    config = guarantees.producer_config("exactly-once", {})
     ours = clients.effective("instep", {})
     assert (ours.acks, ours.idempotent, ours.hashing) == (
         config["acks"],

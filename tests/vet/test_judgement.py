@@ -50,7 +50,7 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     assert "may be reordered when a request fails" in text
     assert (
         "publishing continues with 2 brokers down, and acknowledged records may be on one disk only"
-        in said
+        in text
     )
 
 

@@ -29,15 +29,15 @@ def test_the_report_starts_with_a_summary_of_at_most_five_lines() -> None:
         retention_ms="1",
         min_insync_replicas="1",
     )
-    said = lines(base)
-    assert said[0].startswith("3 errors, ")
-    assert said[1] == "contracts does not keep exactly-once"
-    assert said[2].startswith(
+    text = lines(base)
+    assert text[0].startswith("3 errors, ")
+    assert text[1] == "contracts does not keep exactly-once"
+    assert text[2].startswith(
         "1. error PUBLISHER_ACKS_NOT_ALL, publisher print-system: The publisher does not wait"
     )
-    assert [line[:3] for line in report[2:5]] == ["1. ", "2. ", "3. "]
-    assert report[5] == ""
-    assert report[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
+    assert [line[:3] for line in text[2:5]] == ["1. ", "2. ", "3. "]
+    assert text[5] == ""
+    assert text[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
 
 
 def test_a_report_without_findings_has_three_lines() -> None:
@@ -88,7 +88,7 @@ def test_several_pipelines_are_named() -> None:
         databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
     )
     said = lines(base)
-    assert said[1] == "contracts does not keep exactly-once; other does not keep exactly-once"
+    assert text[1] == "contracts does not keep exactly-once; other does not keep exactly-once"
     assert "ERROR     TOPIC_SINGLE_REPLICA  topic print-status (contracts, other)" in said
 
 
