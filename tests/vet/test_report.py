@@ -87,9 +87,9 @@ def test_several_pipelines_are_named() -> None:
         pipelines={"contracts": mine, "other": msgspec.structs.replace(mine, table="other")},
         databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
     )
-    said = lines(base)
+    text = lines(base)
     assert text[1] == "contracts does not keep exactly-once; other does not keep exactly-once"
-    assert "ERROR     TOPIC_SINGLE_REPLICA  topic print-status (contracts, other)" in said
+    assert "ERROR     TOPIC_SINGLE_REPLICA  topic print-status (contracts, other)" in text
 
 
 def test_a_fix_for_the_settings_file_keeps_its_lines_and_nothing_else_does() -> None:
