@@ -75,9 +75,7 @@ def connection(
             database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"}
         )
     try:
-        engine = sa.create_engine(
-            tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url)
-        )
+        engine = create_engine(url, poolclass=sa.pool.NullPool)
     except ModuleNotFoundError:
         name = url.get_backend_name()
         raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
@@ -130,6 +128,19 @@ def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
         "move the tables to a database created with:"
         " CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
     )
+
+
+def create_engine(url: sa.URL, **options: Any) -> sa.Engine:
+    """Return SQLAlchemy's engine for a URL with our TLS options."""
+    engine = sa.create_engine(tls.without_mysql(url), connect_args=_arguments(url), **options)
+    if url.get_backend_name() in ("mysql", "mariadb"):
+        from instep.sinks import mysql
+
+        @sa.event.listens_for(engine, "do_connect")
+        def connect(_dialect: Any, _record: Any, _arguments: Any, named: dict[str, Any]) -> Any:
+            return mysql.DriverConnection(**named)
+
+    return engine
 
 
 def _arguments(url: sa.URL) -> dict[str, Any]:

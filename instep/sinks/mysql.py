@@ -6,7 +6,9 @@ Both use the same protocol and, for what is needed here, the same SQL. Their col
 
 from __future__ import annotations
 
+import functools
 import re
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -164,7 +166,28 @@ LITERALS: dict[type, Callable[[Any], str]] = {
 }
 
 
-class LoadingConnection(connections.Connection):  # type: ignore[misc]
+@functools.cache
+def _unverified_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class DriverConnection(connections.Connection):  # type: ignore[misc]
+    """A connection of PyMySQL that opens faster.
+
+    Unless the URL says otherwise, PyMySQL encrypts without a check of the server. It still loads
+    all authorities that the machine trusts for each connection, which takes 20 ms of CPU time.
+    """
+
+    def _create_ssl_ctx(self, options: Any) -> Any:
+        if options == {}:
+            return _unverified_tls()
+        return super()._create_ssl_ctx(options)
+
+
+class LoadingConnection(DriverConnection):
     """A connection that answers LOAD DATA LOCAL with given bytes.
 
     Never with a file: a server may request any file of the client, even if no statement loads one.

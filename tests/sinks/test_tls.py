@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,6 +179,16 @@ def test_every_sslmode_connects(
     assert str(ca) in target.database_url(to.url).query["sslrootcert"]
     monkeypatch.chdir(ca.parent)
     assert open_sink(pipeline).ledger.positions() == {}
+
+
+def test_tls_is_used_by_default_without_loading_the_machines_authorities(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the authorities were loaded")
+
+    monkeypatch.setattr(ssl, "create_default_context", refuse)
+    assert encrypted(secured.url())
 
 
 def test_a_wrong_server_certificate_is_explained(

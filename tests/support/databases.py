@@ -39,7 +39,7 @@ def _connection(url: str) -> AbstractContextManager[sa.Connection]:
     """
     if url.startswith("sqlite") or "?" in url:
         return inspection.connection(target.database_url(url), create=True)
-    engine = ENGINES.pop(url, None) or sa.create_engine(
+    engine = ENGINES.pop(url, None) or inspection.create_engine(
         target.database_url(url), pool_pre_ping=True
     )
     ENGINES[url] = engine
