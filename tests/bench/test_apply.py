@@ -78,16 +78,16 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
 ) -> None:
     monkeypatch.setattr(ranking, "WARM_UPS", 0)
     messages: list[str] = []
-    hold = contest.measure
+    measure = contest.measure
     failed: list[int] = []
 
-    def held(contestant: contest.Contestant, *rest: Any) -> contest.ContestRun:
+    def fail_once(contestant: contest.Contestant, *rest: Any) -> contest.ContestRun:
         if contestant.name == "loop" and not failed:
             failed.append(1)
             raise errors.InstepError("it lost its connection")
-        return hold(contestant, *rest)
+        return measure(contestant, *rest)
 
-    monkeypatch.setattr(contest, "hold", held)
+    monkeypatch.setattr(contest, "measure", fail_once)
     options = apply.ApplyOptions(
         targets=("sqlite",),
         events=1_200,

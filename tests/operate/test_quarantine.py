@@ -20,10 +20,10 @@ from tests.support.quarantine import session
 from tests.support.transactions import (
     KNOWN_DOCUMENTS,
     Open,
-    _is_blocked,
     apply,
     begun,
     event,
+    is_blocked,
     record,
     table,
 )
@@ -270,7 +270,7 @@ def test_a_running_pipeline_and_a_command_take_turns(
         with at.transaction(execute=True):
             task = threading.Thread(target=apply, args=(sink, [event(2, "a", 3, "QUEUED")]))
             task.start()
-            wait_until(lambda: _is_blocked(database_url, kind), "the task to wait for its turn")
+            wait_until(lambda: is_blocked(database_url, kind), "the task to wait for its turn")
         task.join()
         assert verdicts_of(release.release(at, "a", execute=True)) == [
             (1, "applied", None),

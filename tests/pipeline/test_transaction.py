@@ -27,10 +27,10 @@ from tests.support.transactions import (
     WRITER,
     Crash,
     Open,
-    _is_blocked,
     apply,
     begun,
     event,
+    is_blocked,
     log_holds_nothing,
     parked,
     record,
@@ -664,7 +664,7 @@ def test_two_partitions_may_write_one_document(
                 )
             )
             thread.start()
-            wait_until(lambda: _is_blocked(url, kind), "the second writer to wait")
+            wait_until(lambda: is_blocked(url, kind), "the second writer to wait")
         thread.join()
         if outrun:
             apply(second, [event(later, "d", later, "SECOND")], partition=1)
