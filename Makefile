@@ -15,7 +15,7 @@ demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLi
 
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
