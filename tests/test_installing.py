@@ -14,7 +14,7 @@ import pytest
 
 from instep import extras
 from instep.local.broker import LocalCluster
-from tests.support.cli import SETTINGS
+from tests.support.cli import settings_text
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = """
@@ -50,7 +50,7 @@ def test_commands_without_spark_work_when_it_is_not_installed(
 ) -> None:
     """Run topics, init, emit, status, groups, peek, up and down."""
     (tmp_path / "instep.toml").write_text(
-        SETTINGS.format(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8"
+        settings_text(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8"
     )
     event = json.dumps({"doc_id": "d1", "status": "PRINTED", "version": 1})
     for arguments, given in [
@@ -98,7 +98,7 @@ def test_servers_and_publishers_import_no_spark(module: str) -> None:
 def test_a_missing_part_is_named_with_a_command_that_installs_it(
     missing: tuple[str, ...], target: str, extra: str, tmp_path: Path
 ) -> None:
-    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t").replace(
+    text = settings_text(bootstrap="127.0.0.1:1", topic="t").replace(
         "sqlite:///contracts.db", target
     )
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")

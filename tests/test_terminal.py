@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from instep import settings
 from instep.kafka import connection, topics
 from instep.local.broker import LocalCluster
-from tests.support.cli import SETTINGS, instep
+from tests.support.cli import instep, settings_text
 from tests.support.producing import IN_ORDER
 from tests.support.terminals import HOSTILE
 
@@ -27,7 +27,7 @@ MORE = '\n[pipelines.contracts.transitions]\nCREATED = ["QUEUED"]\nQUEUED = ["PR
 def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Path:
     """Make a folder in which a pipeline has read hostile ids, statuses and values."""
     folder, topic = tmp_path_factory.mktemp("terminal"), f"cli-{uuid.uuid4().hex[:8]}"
-    text = SETTINGS.format(bootstrap=broker.bootstrap, topic=topic).replace(
+    text = settings_text(bootstrap=broker.bootstrap, topic=topic).replace(
         'print_status = "status"', 'print_status = "status"\nnote = "note"'
     )
     (folder / "instep.toml").write_text(text + MORE, encoding="utf-8")

@@ -49,8 +49,8 @@ READING: dict[str, Any] = {
 }
 PBES2 = bytes.fromhex("06092a864886f70d01050d")  # its object identifier, in DER
 
-# A committer is no member of the group, so it has no session. But closing it waits this long for
-# a pending commit.
+# This client only commits offsets and never joins the group, so no session can expire. librdkafka
+# also uses the session timeout as the longest wait for a pending commit when the client is closed.
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
 # What brokers answer to a commit: the error of the whole request, and that of each partition.
 CommitAnswers = list[tuple[KafkaError | None, list[TopicPartition]]]

@@ -27,7 +27,7 @@ from instep.local.broker import LocalCluster
 from instep.local.ports import free
 from instep.sinks import inspection
 from tests.support import probes
-from tests.support.cli import EVENTS, SETTINGS, instep, prepare_folder
+from tests.support.cli import EVENTS, instep, prepare_folder, settings_text
 from tests.support.databases import run_sql
 from tests.support.transactions import apply, begun, event, record
 from tests.support.waiting import wait_until
@@ -148,7 +148,7 @@ def test_a_run_that_quarantined_most_events_warns(place: Path) -> None:
 
 def test_status_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "instep.toml").write_text(
-        SETTINGS.format(bootstrap="", topic="t").replace('bootstrap = ""', "")
+        settings_text(bootstrap="", topic="t").replace('bootstrap = ""', "")
     )
     home = {"INSTEP_HOME": str(tmp_path / "home"), "INSTEP__SPARK__MASTER": "spark://nowhere:7077"}
     assert instep(tmp_path, "init", **home).returncode == 0
@@ -330,7 +330,7 @@ def test_wrong_use_gives_a_short_error_and_changes_nothing(place: Path) -> None:
 def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
     tmp_path: Path,
 ) -> None:
-    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t")
+    text = settings_text(bootstrap="127.0.0.1:1", topic="t")
     numbered = (
         text.partition("[pipelines.contracts]")[2]
         .replace("contracts.", "numbered.", 2)

@@ -11,7 +11,7 @@ import pytest
 
 from instep import errors
 from instep.cli import exit_status
-from tests.support.cli import SETTINGS, instep
+from tests.support.cli import instep, settings_text
 
 WRONG = [
     (("run", "nobody"), 2),
@@ -24,7 +24,7 @@ WRONG = [
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Write settings whose target URL has an invalid port."""
-    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t").replace(
+    text = settings_text(bootstrap="127.0.0.1:1", topic="t").replace(
         "sqlite:///contracts.db", "postgresql://u:hush@h:port/d"
     )
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from instep.cli import watch
 from instep.local.broker import LocalCluster
-from tests.support.cli import EVENTS, SETTINGS, instep
+from tests.support.cli import EVENTS, instep, settings_text
 from tests.support.terminals import HIDE_CURSOR, SHOW_CURSOR, OnTerminal
 
 ODD = "[bold]x[/nothing]"  # markup to rich, a name to us
@@ -26,7 +26,7 @@ ODD = "[bold]x[/nothing]"  # markup to rich, a name to us
 def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Path:
     """Make a folder with two pipelines, one with an odd name, and events that wait."""
     folder, topic = tmp_path_factory.mktemp("watching"), f"cli-{uuid.uuid4().hex[:8]}"
-    one = SETTINGS.format(bootstrap=broker.bootstrap, topic=topic)
+    one = settings_text(bootstrap=broker.bootstrap, topic=topic)
     other = (
         one.split("\n\n", 1)[1]
         .replace("pipelines.contracts", f'pipelines."{ODD}"')

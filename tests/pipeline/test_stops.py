@@ -38,33 +38,11 @@ from instep.pipeline.apply import batch
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
-from tests.support.cli import instep
+from tests.support.cli import instep, settings_text
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import drained
 from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
-
-SETTINGS = """
-[kafka]
-bootstrap = "{bootstrap}"
-
-[pipelines.contracts]
-topic = "{topic}"
-target = "{target}"
-table = "contract_document"
-key = "doc_no"
-
-[pipelines.contracts.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.contracts.columns]
-print_status = "status"
-print_version = "version"
-printed_at = "updated_at"
-"""
 
 
 class Harness:
@@ -85,7 +63,7 @@ class Harness:
         self.runners: list[Runner] = []
         self.config = folder / "instep.toml"
         self.config.write_text(
-            SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic, target=url), encoding="utf-8"
+            settings_text(bootstrap=cluster.bootstrap, topic=topic, target=url), encoding="utf-8"
         )
         preparation.prepare(declare(owner, topic=topic))
 

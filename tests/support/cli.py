@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from instep import cli, errors
 from tests.support import commands
 
-SETTINGS = """
+_SETTINGS = """
 [kafka]
 bootstrap = "{bootstrap}"
 
 [pipelines.contracts]
 topic = "{topic}"
-target = "sqlite:///contracts.db"
+target = "{target}"
 table = "contract_document"
 key = "doc_no"
 
@@ -49,6 +49,11 @@ EVENTS = "\n".join(
 )
 
 
+def settings_text(*, bootstrap: str, topic: str, target: str = "sqlite:///contracts.db") -> str:
+    """Return a settings file with one pipeline."""
+    return _SETTINGS.format(bootstrap=bootstrap, topic=topic, target=target)
+
+
 def instep(
     folder: Path, *arguments: str, given: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -59,7 +64,7 @@ def instep(
 def prepare_folder(folder: Path, bootstrap: str) -> None:
     """Write the settings file, and create its topic with two partitions."""
     topic = f"cli-{uuid.uuid4().hex[:8]}"
-    text = SETTINGS.format(bootstrap=bootstrap, topic=topic)
+    text = settings_text(bootstrap=bootstrap, topic=topic)
     (folder / "instep.toml").write_text(text, encoding="utf-8")
     assert instep(folder, "topics", "create", topic, "-p", "2", "--execute").returncode == 0
 

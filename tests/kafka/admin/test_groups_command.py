@@ -20,7 +20,7 @@ from instep.kafka import connection, groups, offsets, places
 from instep.kafka.admin import consumer_groups, resets
 from instep.local.broker import LocalCluster
 from tests.kafka import tools
-from tests.support.cli import SETTINGS, instep, refused, refused_in_process, reported
+from tests.support.cli import instep, refused, refused_in_process, reported, settings_text
 from tests.support.open_transaction import wait_until_ended
 from tests.support.producing import fill
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster) -> Path:
     """Make a folder with settings. The pipeline's topic does not exist, which is fine here."""
-    text = SETTINGS.format(bootstrap=broker.bootstrap, topic="unseen")
+    text = settings_text(bootstrap=broker.bootstrap, topic="unseen")
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     return tmp_path
 

@@ -16,14 +16,14 @@ from instep.cli import output
 from instep.kafka import configs, connection, layout, topics
 from instep.kafka.admin import topic_admin, topic_details
 from instep.local.broker import LocalCluster
-from tests.support.cli import SETTINGS, instep, refused, refused_in_process, reported
+from tests.support.cli import instep, refused, refused_in_process, reported, settings_text
 from tests.support.producing import IN_ORDER
 
 
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster, new_topic: Callable[..., str]) -> Path:
     """Make a folder with a settings file whose pipeline reads a topic of three partitions."""
-    text = SETTINGS.format(bootstrap=broker.bootstrap, topic=new_topic(3))
+    text = settings_text(bootstrap=broker.bootstrap, topic=new_topic(3))
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     return tmp_path
 
