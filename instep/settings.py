@@ -64,6 +64,7 @@ EXAMPLES = {
 }
 
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
+EngineName = Literal["resident", "micro-batch"]
 Missing = Literal["insert", "park", "ignore"]
 Deletes = Literal["row", "ignore", "park", "clear"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -245,8 +246,24 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
         ),
     ] = 900
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
+    engine: Annotated[
+        EngineName,
+        Meta(
+            description="resident: tasks that keep running read the topic, for the least delay;"
+            " micro-batch: Spark's Structured Streaming"
+        ),
+    ] = "resident"
+    linger_ms: Annotated[
+        int,
+        Meta(
+            description="resident: how long a transaction waits for more records, at most;"
+            " 0: not at all",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 5
     batch_rows_max: Annotated[
-        int, Meta(description="maximum number of records in one micro-batch", ge=1)
+        int, Meta(description="maximum number of records that are read at once", ge=1)
     ] = 400_000
     event: Annotated[EventMapping, Meta(description="fields of the record")] = EventMapping()
     columns: Annotated[

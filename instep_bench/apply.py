@@ -212,7 +212,7 @@ class _TargetContest:
                     f" {error.what}"
                 )
             return
-        rate = ranking.rate_of(run, start, self._options.events)
+        rate = ranking.rate_of(run, self._options.events)
         wrong = ""
         if run.differences:
             wrong = f", {run.differences:,} documents differ"

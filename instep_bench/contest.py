@@ -42,8 +42,8 @@ class Contestant(abc.ABC):
         """Return whether the contestant reports the end of its run; raise if the run failed."""
 
     @abc.abstractmethod
-    def finish(self) -> contestant_program.OrderResult:
-        """Wait until the run is over and the next one can begin; return the answer."""
+    def finish(self) -> None:
+        """Wait until the run is over and the next one can begin."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -75,19 +75,18 @@ class ProgramContestant(Contestant):
         self._program.check()
         return self._answer is not None
 
-    def finish(self) -> contestant_program.OrderResult:
-        answer = self._answer or self._read_answer()
+    def finish(self) -> None:
+        if self._answer is None:
+            self._read_answer()
         self._answer = None
-        return answer
 
     def close(self) -> None:
         self._program.close()
 
-    def _read_answer(self) -> contestant_program.OrderResult:
+    def _read_answer(self) -> None:
         self._answer = self._program.receive(PATIENCE_S)
         if self._answer.error:
             raise errors.InstepError(f"{self.name} failed: {self._answer.error}")
-        return self._answer
 
 
 class CommandContestant(Contestant):
@@ -117,11 +116,10 @@ class CommandContestant(Contestant):
             )
         return status == 0
 
-    def finish(self) -> contestant_program.OrderResult:
+    def finish(self) -> None:
         if self._running:
             self._running.wait(PATIENCE_S)
             self.check()
-        return contestant_program.OrderResult()
 
     def close(self) -> None:
         if self._running:
@@ -131,18 +129,10 @@ class CommandContestant(Contestant):
 class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one run. Times are seconds since the order, or since a cold process started."""
 
-    first_fetch_s: float | None  # if the contestant reports it
     first_row_s: float
     last_commit_s: float
     differences: int
     usage: dict[str, meters.Usage]
-
-    @property
-    def apply_s(self) -> float:
-        """Seconds from the first fetch, or from the first row if unknown, to the last commit."""
-        if self.first_fetch_s is None:
-            return self.last_commit_s - self.first_row_s
-        return self.last_commit_s - self.first_fetch_s
 
 
 def measure(
@@ -159,13 +149,9 @@ def measure(
         with meters.Meter({**contestant.roles(), **servers}) as meter:
             first_row, last_commit = _watch(contestant, sink, expected)
             usage = meter.stop()
-        answer = contestant.finish()
+        contestant.finish()
         differences = differing(sink, expected)
-    first_fetch_s = None
-    if answer.first_fetch:
-        first_fetch_s = answer.first_fetch - began
     return ContestRun(
-        first_fetch_s=first_fetch_s,
         first_row_s=first_row - began,
         last_commit_s=last_commit - began,
         differences=differences,

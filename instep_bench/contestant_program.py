@@ -32,10 +32,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class OrderResult(msgspec.Struct, frozen=True):
-    """The time of the first fetch and of the last commit, or an error."""
+    """The end of an order: done, or an error."""
 
-    first_fetch: float = 0.0
-    last_commit: float = 0.0
     error: str = ""
 
 

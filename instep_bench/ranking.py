@@ -32,14 +32,12 @@ class RankedRun(msgspec.Struct, frozen=True):
 Key = tuple[str, str, Start]
 
 
-def rate_of(run: contest.ContestRun, start: Start, events: int) -> float:
+def rate_of(run: contest.ContestRun, events: int) -> float:
     """Return events per second up to the last commit.
 
-    A warm run counts from the first fetch, a cold run from the start of the process.
+    A warm run counts from the order to go, a cold run from the start of the process.
     """
-    if start == "cold":
-        return events / run.last_commit_s
-    return events / run.apply_s
+    return events / run.last_commit_s
 
 
 def figures(ranked: Sequence[RankedRun], events: int) -> list[Figure]:
@@ -63,7 +61,7 @@ def _figures(key: Key, runs: Sequence[contest.ContestRun], events: int) -> Itera
             values=[round(one, 3) for one in values],
         )
 
-    yield figure(THROUGHPUT, "events/s", [rate_of(run, start, events) for run in runs])
+    yield figure(THROUGHPUT, "events/s", [rate_of(run, events) for run in runs])
     yield figure("time to first row", "s", [run.first_row_s for run in runs])
     yield figure("time to last commit", "s", [run.last_commit_s for run in runs])
     yield figure("differences", "documents", [float(run.differences) for run in runs])
@@ -169,15 +167,10 @@ def notes(ranked: Sequence[RankedRun], expected: load.ExpectedState) -> list[str
         f" {expected.repeated:,} repeated and {expected.bad:,} bad.",
         "Cold: a fresh process; throughput counts from the start of the process to the last commit."
         f" Warm: a process that has already done the same work {WARM_UPS} times; throughput counts"
-        " from its first fetch, which it reports, to the last commit.",
+        " from the order to go to the last commit.",
         "A baseline keeps no history of the events. Memory is the peak of all processes of a"
         " contestant together, as proportional size (PSS).",
     ]
-    if any(one.contestant == baselines.CONNECT for one in ranked):
-        notes.append(
-            "Kafka Connect does not report its first fetch. Its warm throughput counts from its"
-            " first row in the table, which is later."
-        )
     for name in dict.fromkeys(one.contestant for one in ranked):
         worst = max(one.run.differences for one in ranked if one.contestant == name)
         if worst:

@@ -301,11 +301,12 @@ class _Group:
         return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
 
     def _apply(self, site: _Site, count: int) -> ScaleRound:
-        """Apply the published events; the time counts from the first fetch to the last commit."""
+        """Apply the published events; the time counts from the order to the last commit."""
         others = {"broker": self._servers.broker_pids, "database": self._database.pids}
         if self._cluster:
             others["executors"] = self._cluster.pids
         with meters.Meter({**meters.spark(self._program.pid), **others}) as meter:
+            began = time.time()
             self._program.send(
                 contestant_program.Order(str(site.declared.config), site.declared.name)
             )
@@ -313,7 +314,7 @@ class _Group:
             used = meters.present(meter.stop())
         if answer.error:
             raise errors.InstepError(f"the pipeline failed at {site.point}: {answer.error}")
-        seconds = site.last_commit() - answer.first_fetch
+        seconds = site.last_commit() - began
         cpu_s = {role: usage.cpu_s for role, usage in used.items()}
         return ScaleRound(
             count,

@@ -43,7 +43,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleRound(msgspec.Struct, frozen=True):
-    """One round. The seconds are from the first fetch to the last commit; CPU time is by role."""
+    """One round. The seconds are from the order to the last commit; CPU time is by role."""
 
     events: int
     seconds: float
@@ -200,7 +200,7 @@ def _plot(dimension: str, found: Sequence[Figure]) -> Plot:
 def notes(run: ScaleRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
     notes = [
-        "Cost is the time from the first fetch to the last commit divided by the number of events,"
+        "Cost is the time from the order to the last commit divided by the number of events,"
         " in a warm Spark session.",
         "CPU of the pipeline is the sum of its driver, JVM and Python workers, on all cores.",
         "A batch writes each document once, even if it holds several of its events: with few"

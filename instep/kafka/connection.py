@@ -194,10 +194,14 @@ class Cluster:
                 self._committers[group] = (self._make(Consumer, config), answers)
             return self._committers[group]
 
-    def scanner(self, committed: bool = True) -> Consumer:
-        """Return a new reader that reads ahead, for many records. The caller closes it."""
+    def scanner(self, committed: bool = True, **config: Any) -> Consumer:
+        """Return a new reader that reads ahead, for many records. The caller closes it.
+
+        `config` replaces settings of librdkafka, with _ in place of each dot.
+        """
         level = "read_committed" if committed else "read_uncommitted"
-        scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level})
+        given = {name.replace("_", "."): value for name, value in config.items()}
+        scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level, **given})
         return scanner
 
     def wait(

@@ -73,7 +73,7 @@ def messages(
                     # delivered. Then only the end of the partition shows that it is finished.
                     _finish(scanner, topic, partition, ends_left)
                 else:
-                    _raise_if_permanent(cluster, topic, partition, error, operation, received_at)
+                    raise_if_permanent(cluster, topic, partition, error, operation, received_at)
             if (
                 cluster.error_log.refused_by_all(received_at)
                 or time.monotonic() - received_at > SILENCE_S
@@ -99,7 +99,7 @@ def follow(
                 if error is None and partition is not None:
                     received.append((partition, message))
                 elif error is not None:
-                    _raise_if_permanent(cluster, topic, partition, error, operation, since)
+                    raise_if_permanent(cluster, topic, partition, error, operation, since)
             yield received
             if cluster.error_log.refused_by_all(since):
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
@@ -107,7 +107,7 @@ def follow(
         scanner.close()
 
 
-def _raise_if_permanent(
+def raise_if_permanent(
     cluster: connection.Cluster,
     topic: str,
     partition: int | None,

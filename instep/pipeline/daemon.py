@@ -11,7 +11,7 @@ import gc
 import pyspark.worker  # noqa: F401 - loaded for the workers
 from pyspark.daemon import manager
 
-import instep.pipeline.task  # noqa: F401 - loaded for the workers
+import instep.pipeline.micro_batch.task  # noqa: F401 - loaded for the workers
 from instep import errors
 
 

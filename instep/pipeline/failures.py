@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 
 from instep import errors
 
@@ -35,3 +36,19 @@ def read(text: str) -> errors.InstepError | None:
     kind = getattr(errors, facts["type"], errors.InstepError)
     error: errors.InstepError = kind(facts["what"], facts["remedy"])
     return error
+
+
+def unexplained(failure: BaseException) -> errors.InstepError:
+    """Return an error for a failure of Spark, with the readable part of its message."""
+    message = str(failure)
+    if "No space left on device" in message:
+        return errors.InstepError(
+            f"no space left for Spark's temporary files below {tempfile.gettempdir()}",
+            "free some space there, or set TMPDIR to a folder on another disk",
+        )
+    # The query's plan or the JVM's stack follows.
+    readable = re.split(r"=== Streaming Query ===|\n\s*at \S+\(", message)[0]
+    return errors.InstepError(
+        f"the query failed: {type(failure).__name__}: {' '.join(readable.split())[:400]}",
+        "run with --debug to see Spark's log",
+    )

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from instep import errors
 from instep.document.guard import Verdict
-from instep.pipeline import task
+from instep.pipeline import counts
 from instep.pipeline.runner import Runner, RunnerState
 
 HOST = "127.0.0.1"
@@ -118,7 +118,7 @@ class MetricsServer:
 def _cumulative(totals: dict[str, int]) -> list[tuple[str, float]]:
     seen = 0
     buckets = []
-    for name, bound in zip(task.BUCKETS, (*task.FRESHNESS_BOUNDS_S, float("inf")), strict=True):
+    for name, bound in zip(counts.BUCKETS, (*counts.FRESHNESS_BOUNDS_S, float("inf")), strict=True):
         seen += totals[name]
         buckets.append(("+Inf" if bound == float("inf") else str(bound), float(seen)))
     return buckets

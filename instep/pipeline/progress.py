@@ -1,42 +1,13 @@
-"""The progress of a pipeline: counts from the query's reports and the ledger, and the lag."""
+"""The progress of a pipeline: counts from the flow's reports and the ledger, and the lag."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import msgspec
-
-from instep.pipeline import query, task
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """One committed micro-batch, over all partitions."""
-
-    counts: dict[str, int]
-    positions: dict[int, int]
-    ends: dict[int, int]  # the committed ends of the log, as far as the query knows
-
-
-def read(text: str, topic: str) -> Batch:
-    """Read a batch from Spark's progress report."""
-    report: dict[str, Any] = json.loads(text)
-    source = report["sources"][0]
-    ends = _offsets(source["endOffset"], topic)
-    latest = _offsets(source["latestOffset"], topic)
-    observed = report.get("observedMetrics", {}).get(query.OBSERVED, {})
-    counts = {name: int(observed.get(name) or 0) for name in task.SCHEMA.names}
-    return Batch(counts, ends, latest)
-
-
-def _offsets(reported: Any, topic: str) -> dict[int, int]:
-    if isinstance(reported, str):
-        reported = json.loads(reported)
-    by_partition = (reported or {}).get(topic) or {}
-    return {int(partition): offset for partition, offset in by_partition.items()}
+from instep.pipeline import counts
+from instep.pipeline.engine import Report
 
 
 class Progress:
@@ -47,12 +18,12 @@ class Progress:
         self._window_s = window_s
         self._window: deque[tuple[float, dict[str, int]]] = deque()
         self._started = now()
-        self.totals = dict.fromkeys(task.SCHEMA.names, 0)
+        self.totals = dict.fromkeys(counts.NAMES, 0)
         self.positions: dict[int, int] = {}
         self.lag: int | None = None  # to the end of the log; None: unknown
         self.held_back = 0  # the part of the lag that is behind an open transaction
         self.held_by: list[str] = []  # for each partition that is held back, a sentence
-        self._begun: dict[int, int] = {}  # the positions before the query's first report
+        self._begun: dict[int, int] = {}  # the positions before the flow's first report
         self._ends: dict[int, int] = {}
 
     def begin(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -70,20 +41,20 @@ class Progress:
         self.lag = sum(max(0, end - positions.get(p, 0)) for p, end in self._ends.items())
 
     def settle(self, totals: Mapping[str, int]) -> None:
-        """Take the ledger's totals: a query that failed does not report its last commits."""
+        """Take the ledger's totals: a flow that failed does not report its last commits."""
         for name, count in totals.items():
             if name in self.totals:
                 self.totals[name] = max(self.totals[name], count)
 
-    def add(self, batch: Batch) -> None:
-        """Add a batch that the query reported."""
-        for name, count in batch.counts.items():
+    def add(self, report: Report) -> None:
+        """Add what a flow reported."""
+        for name, count in report.counts.items():
             self.totals[name] += count
-        self._window.append((self._now(), batch.counts))
-        self.positions |= batch.positions
+        self._window.append((self._now(), report.counts))
+        self.positions |= report.positions
         self._ends |= {
             partition: max(end, self._ends.get(partition, 0))
-            for partition, end in batch.ends.items()
+            for partition, end in report.ends.items()
         }
         self._measure()
 
@@ -91,12 +62,12 @@ class Progress:
         """Return the events applied per second, over the window."""
         self._trim()
         seconds = min(self._window_s, max(self._now() - self._started, 1.0))
-        return sum(counts["applied"] for _, counts in self._window) / seconds
+        return sum(counted["applied"] for _, counted in self._window) / seconds
 
     def freshness_s(self, share: float) -> float | None:
         """Return an upper bound of this quantile of the window's freshness; None without events."""
         self._trim()
-        buckets = [sum(counts[name] for _, counts in self._window) for name in task.BUCKETS]
+        buckets = [sum(counted[name] for _, counted in self._window) for name in counts.BUCKETS]
         return quantile(buckets, share)
 
     def _trim(self) -> None:
@@ -110,7 +81,7 @@ def quantile(buckets: list[int], share: float) -> float | None:
     if not wanted:
         return None
     seen = 0
-    for count, bound in zip(buckets, (*task.FRESHNESS_BOUNDS_S, float("inf")), strict=True):
+    for count, bound in zip(buckets, (*counts.FRESHNESS_BOUNDS_S, float("inf")), strict=True):
         seen += count
         if seen >= wanted:
             return bound

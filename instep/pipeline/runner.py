@@ -1,7 +1,7 @@
 """The thread that keeps one pipeline running.
 
 States: starting → running ⇄ waiting → ended. If a server is unreachable, the runner waits with
-back-off and restarts the query in the same Spark session. An error that does not pass by itself
+back-off and starts the flow again in the same Spark session. An error that does not pass by itself
 ends this pipeline only; the others continue.
 """
 
@@ -9,42 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from typing import TypeVar
 
 from instep import errors, settings, sinks
 from instep.kafka import groups, offsets
-from instep.kafka.connection import Cluster, java_config
+from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
-from instep.pipeline import (
-    continuity,
-    direct_reader,
-    failures,
-    monitors,
-    pending,
-    progress,
-    query,
-    retries,
-    task,
-)
+from instep.pipeline import continuity, failures, monitors, pending, progress, retries
+from instep.pipeline.applier import TaskPlan
 from instep.pipeline.apply import batch, transaction
+from instep.pipeline.engine import Engine, Flow
 from instep.sinks import inspection, runs
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
@@ -78,8 +60,7 @@ class Runner(threading.Thread):
         name: str,
         pipeline: settings.Pipeline,
         cluster: Cluster,
-        spark: SparkSession,
-        folder: Path,
+        engine: Engine,
         *,
         once: bool,
         is_lost: Callable[[], bool] = lambda: False,
@@ -90,35 +71,32 @@ class Runner(threading.Thread):
         pipeline.
         """
         super().__init__(name=name, daemon=True)
-        self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
+        self.pipeline, self.cluster, self.engine, self.once = pipeline, cluster, engine, once
         self.state = RunnerState.STARTING
         self.error: errors.InstepError | None = None
         self.waiting_for = ""
         self.started_at = datetime.now(UTC)
         self.restarts = 0
         self.progress = progress.Progress()
-        self._folder = folder
         self._is_lost = is_lost
         self._suspended = threading.Event()
         self._stop_requested = threading.Event()
-        self._query: StreamingQuery | None = None
+        self._flow: Flow | None = None
         self._topic: Topic | None = None
-        self._plan: task.TaskPlan | None = None
         self._target: Target | None = None
         self._sink: Sink | None = None
         self._epoch = 0
         self._ledger: dict[int, Position] = {}  # as of the last check
-        self._applied: dict[int, int] = {}  # the positions that this query has reported
+        self._applied: dict[int, int] = {}  # the positions that this flow has reported
         self._mirrored_positions: dict[int, int] = {}
         self._check_owner_at = 0.0
-        self._last_report = ""
         self._failures = 0
         self._doubtful_failures = 0
         self._failed_at = 0.0
         self._retry_at = 0.0
         self._waiting_since = 0.0
         self._checked_at = self._table_checked_at = self._mirrored_at = time.monotonic()
-        self._stopping = threading.Lock()  # held while the query is stopped
+        self._stopping = threading.Lock()  # held while the flow is stopped
         self._totals_before: dict[str, int] | None = None  # the ledger's totals before this run
         self._lag = monitors.LagWatch(
             name,
@@ -142,7 +120,7 @@ class Runner(threading.Thread):
         ):
             self._guarded(self._tick)
         self._lag.end()
-        self._stop_query()
+        self._stop_flow()
         self._retries.end(
             once_more=self.once and self.state is RunnerState.ENDED and self.error is None
         )
@@ -152,21 +130,21 @@ class Runner(threading.Thread):
         self._close_sink()
 
     def stop(self, patience_s: float) -> None:
-        """Stop the query. The database rolls back an open transaction."""
+        """Stop the flow. The database rolls back an open transaction."""
         self._stop_requested.set()
-        self._stop_query()
+        self._stop_flow()
         self.join(patience_s)
 
     def suspend(self) -> None:
-        """Stop the query, and start none until `resume` provides another Spark session."""
+        """Stop the flow, and start none until `resume` provides another Spark session."""
         self._suspended.set()
-        self._stop_query()
+        self._stop_flow()
         if self.state is not RunnerState.ENDED:
             self._wait_for("a new Spark session")
 
-    def resume(self, spark: SparkSession, folder: Path) -> None:
+    def resume(self, engine: Engine) -> None:
         """Continue at the ledger in another Spark session."""
-        self.spark, self._folder = spark, folder
+        self.engine = engine
         self._suspended.clear()
 
     def waiting_s(self) -> float:
@@ -181,14 +159,14 @@ class Runner(threading.Thread):
     def _tick(self) -> None:
         if self._has_no_session():
             return
-        now, running = time.monotonic(), self._query
+        now, running = time.monotonic(), self._flow
         if running is None:
             if now >= self._retry_at:
                 self._start()
             return
         self._read_progress(running)
-        if not running.isActive:
-            self._query_ended(running)
+        if not running.is_active():
+            self._flow_ended(running)
         elif now - self._checked_at >= CHECK_INTERVAL_S:
             self._checked_at = now
             self._check_log(self._check_ledger())
@@ -202,12 +180,12 @@ class Runner(threading.Thread):
     # --- starting ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start the query at the ledger's position.
+        """Start the flow at the ledger's position.
 
         1. Check that the topic is the one in the ledger.
         2. Take a new epoch, which fences older runs, and read the ledger in the same transaction.
         3. Check that the log still holds what was applied and what comes next.
-        4. Start the query at the ledger's offsets.
+        4. Start the flow at the ledger's offsets.
         """
         if self._target is None:
             target = inspection.inspect(self.name, self.pipeline)
@@ -235,22 +213,11 @@ class Runner(threading.Thread):
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._lag.partitions = tuple(topic.partitions)
         self._checked_at = self._table_checked_at = time.monotonic()
-        self._last_report, self._applied = "", {}
-        self._plan = task.TaskPlan(
-            target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap
-        )
-        self._query = query.start(
-            self.spark,
-            self._plan,
-            kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
-            offsets={partition: position.next_offset for partition, position in ledger.items()},
-            rows_max=self.pipeline.batch_rows_max,
-            # A new checkpoint for every start: the ledger decides where to continue, not Spark.
-            checkpoint=self._folder / f"checkpoint-{epoch}",
-            once=self.once,
-        )  # 4
-        if self._suspended.is_set():  # `suspend` was called before the query could be seen
-            self._stop_query()
+        self._applied = {}
+        plan = TaskPlan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
+        self._flow = self.engine.start(plan, ledger, once=self.once)  # 4
+        if self._suspended.is_set():  # `suspend` was called before the flow could be seen
+            self._stop_flow()
             return
         self.state = RunnerState.RUNNING
 
@@ -266,7 +233,7 @@ class Runner(threading.Thread):
             return check()
 
     def _adopt_totals(self, ledger: Mapping[int, Position]) -> None:
-        """Take over the ledger's totals: a failed query does not report its last commits."""
+        """Take over the ledger's totals: a failed flow does not report its last commits."""
         now = dict.fromkeys(batch.TOTALS, 0)
         for position in ledger.values():
             for name in now:
@@ -288,6 +255,9 @@ class Runner(threading.Thread):
                 ledger = sink.ledger.positions()
             if all(position.epoch <= self._epoch for position in ledger.values()):
                 self._adopt_totals(ledger)
+                self.progress.positions |= {
+                    partition: position.next_offset for partition, position in ledger.items()
+                }
 
     def _report(self) -> tuple[int, str, str | None, str | None]:
         """Return epoch, state, error code and detail for the heartbeat."""
@@ -301,53 +271,23 @@ class Runner(threading.Thread):
 
     # --- watching ---------------------------------------------------------------------------------
 
-    def _read_progress(self, running: StreamingQuery) -> None:
-        """Add the progress reports that are new since the last call."""
-        # The public property costs dozens of calls to the JVM for each report; this one costs one.
-        reports = running._jsq.recentProgress()
-        new_reports = []
-        for index in range(len(reports) - 1, -1, -1):
-            # By time, not by batch number: an idle query reports the number of its next batch.
-            if reports[index].timestamp() <= self._last_report:
-                break
-            new_reports.append(reports[index])
-        for report in reversed(new_reports):
-            self._last_report = report.timestamp()
-            reported = progress.read(report.json(), self.pipeline.topic)
-            self.progress.add(reported)
-            self._applied |= reported.positions
-            if reported.counts["records"]:
+    def _read_progress(self, running: Flow) -> None:
+        """Add what the flow has reported since the last call."""
+        for report in running.reports():
+            self.progress.add(report)
+            self._applied |= report.positions
+            if report.counts["records"]:
                 self._failures = self._doubtful_failures = 0
 
-    def _query_ended(self, ended: StreamingQuery) -> None:
-        """Handle a query that is no longer active: it is done or has failed."""
-        failure = ended.exception()
+    def _flow_ended(self, ended: Flow) -> None:
+        """Handle a flow that is no longer active: it is done or has failed."""
+        failure = ended.failure()
         self._read_progress(ended)
-        self._query = None
+        self._flow = None
         if failure is None or self._stop_requested.is_set():
             self.state = RunnerState.ENDED
         else:
-            task_error = failures.read(str(failure))
-            if task_error is not None or not self._apply_unreadable():
-                self._failed(task_error or unexplained(failure))
-
-    def _apply_unreadable(self) -> bool:
-        """Apply records that Spark cannot read; return whether there were any.
-
-        The query then starts again after them.
-        """
-        assert self._plan is not None
-        sink = self._open_sink(self._plan.target)
-        with sink.translated():
-            ledger = sink.ledger.positions()
-        any_applied = False
-        for partition, end, outcome in direct_reader.apply(self._plan, self.cluster, ledger):
-            any_applied = True
-            self.progress.add(
-                progress.Batch(task.counts(outcome), {partition: end}, {partition: end})
-            )
-        self.restarts += any_applied
-        return any_applied
+            self._failed(failure)
 
     def _open_sink(self, target: Target) -> Sink:
         """Return the runner's own connection to the target; tasks have theirs."""
@@ -385,9 +325,9 @@ class Runner(threading.Thread):
         return ledger
 
     def _moved_back(self, ledger: dict[int, Position]) -> list[int]:
-        """Return the partitions whose ledger is behind what this query has applied.
+        """Return the partitions whose ledger is behind what this flow has applied.
 
-        The query's position may also be past transaction markers, which the ledger ignores, so
+        The flow's position may also be past transaction markers, which the ledger ignores, so
         only a record in between counts.
         """
         behind = {
@@ -413,7 +353,7 @@ class Runner(threading.Thread):
         inspection.refuse_constrained(self._target, self.pipeline)
 
     def _check_log(self, ledger: dict[int, Position]) -> None:
-        """Raise if the topic was replaced or its log has diverged: Spark would not notice."""
+        """Raise if the topic was replaced or its log has diverged: an engine would not notice."""
         assert self._topic is not None
         topic = self._confirmed(
             lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, ledger)
@@ -429,23 +369,26 @@ class Runner(threading.Thread):
                 functools.partial(continuity.refuse_diverged, self.cluster, self.name, topic, known)
             )
         self._ledger = ledger
+        if self._flow is not None:
+            self._flow.add_partitions(topic.partitions)
+            self._lag.partitions = tuple(topic.partitions)
         if self.state is RunnerState.WAITING:
             self.state = RunnerState.RUNNING
         if time.monotonic() - self._failed_at > FORGET_AFTER_S:
             self._failures = self._doubtful_failures = 0
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        spark = self.spark
+        engine = self.engine
         try:
             step()
         except errors.InstepError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - the thread must not die unnoticed
-            failure = failures.read(str(error)) or unexplained(error)
+            failure = failures.read(str(error)) or failures.unexplained(error)
         else:
             return
         # Otherwise the session was replaced meanwhile, and the error belongs to the old one.
-        if self.spark is spark:
+        if self.engine is engine:
             self._failed(failure)
 
     def _failed(self, error: errors.InstepError) -> None:
@@ -455,11 +398,11 @@ class Runner(threading.Thread):
         first_start = self.state is RunnerState.STARTING
         if isinstance(error, errors.DatabaseUnreachable):
             self._close_sink()
-        if isinstance(error, errors.Unreachable) and self._query is not None:
-            # The query itself waits for a while, and need not be restarted if that is enough.
+        if isinstance(error, errors.Unreachable) and self._flow is not None:
+            # The flow itself waits for a while, and need not be restarted if that is enough.
             self._wait_for(error.what)
             return
-        self._stop_query()
+        self._stop_flow()
         waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
         # TopicMissing: the next start checks again and raises a named stop if the topic is gone.
         may_pass = (errors.Transient, errors.NotAuthorised, errors.TopicMissing)
@@ -484,14 +427,12 @@ class Runner(threading.Thread):
         self.state = RunnerState.WAITING
         self.waiting_for = what
 
-    def _stop_query(self) -> None:
-        """Stop the query; if another thread is already stopping it, wait for that thread."""
+    def _stop_flow(self) -> None:
+        """Stop the flow; if another thread is already stopping it, wait for that thread."""
         with self._stopping:
-            running, self._query = self._query, None
+            running, self._flow = self._flow, None
             if running is not None:
-                # If it does not end in time, the epoch keeps it harmless. Or Spark has ended.
-                with contextlib.suppress(PySparkException, Py4JError, OSError):
-                    running.stop()
+                running.stop()
 
     def _mirror(self) -> None:
         """Commit the position to the pipeline's own consumer group, so that other tools see it.
@@ -507,19 +448,3 @@ class Runner(threading.Thread):
                     self._check_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
                 groups.mirror(self.cluster, group, self.pipeline.topic, positions)
                 self._mirrored_positions = positions
-
-
-def unexplained(failure: BaseException) -> errors.InstepError:
-    """Return an error for a failure of Spark, with the readable part of its message."""
-    message = str(failure)
-    if "No space left on device" in message:
-        return errors.InstepError(
-            f"no space left for Spark's temporary files below {tempfile.gettempdir()}",
-            "free some space there, or set TMPDIR to a folder on another disk",
-        )
-    # The query's plan or the JVM's stack follows.
-    readable = re.split(r"=== Streaming Query ===|\n\s*at \S+\(", message)[0]
-    return errors.InstepError(
-        f"the query failed: {type(failure).__name__}: {' '.join(readable.split())[:400]}",
-        "run with --debug to see Spark's log",
-    )

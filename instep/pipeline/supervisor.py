@@ -18,7 +18,9 @@ from instep.document.showing import counted
 from instep.kafka import backlog, topics
 from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster, java_config
-from instep.pipeline import arrow, pending, session, task
+from instep.pipeline import pending, session
+from instep.pipeline.engine import Engine
+from instep.pipeline.engines import Engines
 from instep.pipeline.metrics import MetricsServer
 from instep.pipeline.reporter import Reporter
 from instep.pipeline.runner import Runner, RunnerState
@@ -61,7 +63,7 @@ def run(
     opened = session.Session(declared.spark, jars, verbose=verbose)
     try:
         with _stop_signals(stop or Stop(exits=True)) as stopped:
-            spark = opened.spark
+            pool = _EnginePool(opened, cluster, chosen, backlogs)
             stopped.listen()
             try:
                 runners += [
@@ -69,21 +71,21 @@ def run(
                         name,
                         pipeline,
                         cluster,
-                        spark,
-                        opened.place.path / str(number),
+                        pool.of(name),
                         once=once,
                         is_lost=opened.is_lost,
                     )
-                    for number, (name, pipeline) in enumerate(chosen.items())
+                    for name, pipeline in chosen.items()
                 ]
                 for runner in runners:
                     if partitions := backlogs.get(runner.name):
                         ends = {p: partition.end for p, partition in partitions.items()}
                         positions = {p: end - partitions[p].records for p, end in ends.items()}
                         runner.progress.begin(positions, ends)
-                _work(opened, runners, stopped, server, observe(runners))
+                _work(pool, runners, stopped, server, observe(runners))
             finally:
                 with _deadline(stopped, END_WITHIN_S):
+                    pool.close()
                     opened.stop()
     finally:
         if server:
@@ -191,8 +193,61 @@ def _stop_signals(stop: Stop) -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
+class _EnginePool:
+    """The engines of the current Spark session, and what keeps the session ready."""
+
+    def __init__(
+        self,
+        opened: session.Session,
+        cluster: Cluster,
+        chosen: dict[str, settings.Pipeline],
+        backlogs: dict[str, dict[int, PartitionBacklog]],
+    ) -> None:
+        self.opened, self._cluster, self._chosen = opened, cluster, chosen
+        # More resident tasks than partitions would have nothing to do.
+        self._tasks_max: int | None = None
+        if len(backlogs) == len(chosen):
+            self._tasks_max = sum(map(len, backlogs.values()))
+        self._open()
+
+    def _open(self) -> None:
+        self._engines = Engines(
+            self.opened.spark,
+            self._cluster,
+            self.opened.place.path,
+            self._chosen,
+            tasks_max=self._tasks_max,
+        )
+        self._warm: _KeepWarm | None = None
+        if any(pipeline.engine == "micro-batch" for pipeline in self._chosen.values()):
+            self._warm = _KeepWarm(self.opened.spark)
+
+    def of(self, name: str) -> Engine:
+        """Return the engine of a pipeline."""
+        return self._engines.of(name)
+
+    def tick(self) -> None:
+        """Keep the session ready; raise if its JVM has ended."""
+        session.refuse_dead(self.opened.spark)
+        if self._warm is not None:
+            self._warm.tick()
+
+    def renew(self, runners: Sequence[Runner]) -> None:
+        """Move every pipeline to a new Spark session and folder; each continues at its ledger."""
+        _in_parallel([runner.suspend for runner in runners])
+        self._engines.close()
+        self.opened.renew()
+        self._open()
+        for runner in runners:
+            runner.resume(self.of(runner.name))
+
+    def close(self) -> None:
+        """End the engines."""
+        self._engines.close()
+
+
 def _work(
-    opened: session.Session,
+    pool: _EnginePool,
     runners: Sequence[Runner],
     stop: Stop,
     server: MetricsServer | None,
@@ -200,39 +255,28 @@ def _work(
 ) -> None:
     if server:
         reporter.say(f"metrics at {server.address}")
-    warm = _KeepWarm(opened.spark)
-    warm.tick()
+    pool.tick()
     for runner in runners:
         runner.start()
     try:
         while not stop.wait(TICK_INTERVAL_S) and any(
             runner.state is not RunnerState.ENDED for runner in runners
         ):
-            if opened.is_lost():
+            if pool.opened.is_lost():
                 reporter.say(
-                    f"the temporary folder {opened.place.path} was removed;"
+                    f"the temporary folder {pool.opened.place.path} was removed;"
                     " starting a new Spark session",
                     Tone.WARNING,
                 )
-                _renew(opened, runners)
+                pool.renew(runners)
                 stop.listen()
-                warm = _KeepWarm(opened.spark)
-            session.refuse_dead(opened.spark)
+            pool.tick()
             reporter.tick()
-            warm.tick()
     finally:
         reporter.stop()
         with _deadline(stop, END_WITHIN_S):
             _stop_all(runners)
         reporter.end()
-
-
-def _renew(opened: session.Session, runners: Sequence[Runner]) -> None:
-    """Move every pipeline to a new Spark session and folder; each continues at its ledger."""
-    _in_parallel([runner.suspend for runner in runners])
-    opened.renew()
-    for number, runner in enumerate(runners):
-        runner.resume(opened.spark, opened.place.path / str(number))
 
 
 def _stop_all(runners: Sequence[Runner]) -> None:
@@ -269,6 +313,8 @@ class _KeepWarm:
 
     def _ping(self) -> None:
         with contextlib.suppress(Exception):  # the session may have ended; only speed is lost
+            from instep.pipeline.micro_batch import arrow, task
+
             numbers = self._spark.range(0, self._cores, 1, self._cores)
             arrow.map_batches(numbers, task.ping, "id long").collect()
 

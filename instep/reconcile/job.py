@@ -60,7 +60,8 @@ from instep.document.mapping import TIMESTAMP
 from instep.document.showing import counted
 from instep.kafka import backlog, offsets, reading, topics
 from instep.kafka.connection import Cluster, java_config
-from instep.pipeline import arrow, failures, query, runner, session
+from instep.pipeline import failures, session
+from instep.pipeline.micro_batch import arrow, query
 from instep.reconcile import (
     coverage,
     findings,
@@ -197,7 +198,7 @@ def reconcile(
             say_named("Spark could not read the topic: comparing again with instep's own client")
             return comparison_with("client").run()
     except (PySparkException, Py4JError) as error:
-        raise failures.read(str(error)) or runner.unexplained(error) from error
+        raise failures.read(str(error)) or failures.unexplained(error) from error
     finally:
         sink.close()
 

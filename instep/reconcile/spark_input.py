@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from instep.pipeline import arrow, arrow_records, query
+from instep.pipeline.micro_batch import arrow, arrow_records, query
 from instep.reconcile import spark_steps
 from instep.reconcile.coverage import Coverage
 from instep.reconcile.spark_steps import mark

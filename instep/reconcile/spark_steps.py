@@ -28,7 +28,7 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.folding import ABSENT, FoldedRun, FoldedState, FoldStep, Shape
 from instep.document.mapping import Mapping
 from instep.document.reasons import Refusal
-from instep.pipeline import arrow_records
+from instep.pipeline.micro_batch import arrow_records
 from instep.reconcile import coverage
 from instep.reconcile.coverage import Ranges
 

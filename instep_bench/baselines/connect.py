@@ -21,7 +21,7 @@ from instep import errors
 from instep.local import artifacts, java, keeper_client, ports
 from instep.sinks import target
 from instep.waiting import retrying
-from instep_bench import baselines, bench_servers, contest, contestant_program, meters
+from instep_bench import baselines, bench_servers, contest, meters
 
 TASKS_MAX = 4
 PATIENCE_S = 120.0
@@ -117,14 +117,13 @@ class Connect(contest.Contestant):
                     )
         return False
 
-    def finish(self) -> contestant_program.OrderResult:
+    def finish(self) -> None:
         """Delete the connector, so that its connections are closed before the table is dropped."""
         retrying(
             lambda: self._ask("DELETE", f"/connectors/{self._connector}"),
             lambda error: isinstance(error, OSError),
             timeout_s=PATIENCE_S,
         )
-        return contestant_program.OrderResult()
 
     def close(self) -> None:
         if self._keeper:

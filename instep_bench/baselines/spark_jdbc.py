@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -70,10 +68,9 @@ class Job:
         table = _Table(spark, pipeline)
         self._runs += 1
         checkpoint = Path(sys.argv[1]).parent / f"checkpoint-{self._runs}"
-        committed: list[float] = []
 
         def write(batch: DataFrame, _batch_id: int) -> None:
-            committed.append(table.upsert(batch))
+            table.upsert(batch)
 
         with table.prepared():
             records = (
@@ -92,10 +89,7 @@ class Job:
                 .start()
             )
             query.awaitTermination()
-            first = query._jsq.recentProgress()[0].timestamp()
-        return contestant_program.OrderResult(
-            datetime.fromisoformat(first).timestamp(), max(committed, default=0.0)
-        )
+        return contestant_program.OrderResult()
 
 
 class _Table:
@@ -128,8 +122,8 @@ class _Table:
         finally:
             self._execute(f"DROP TABLE {self._name}_staging")
 
-    def upsert(self, batch: DataFrame) -> float:
-        """Append the batch to the staging table, upsert it, and return the time of the commit."""
+    def upsert(self, batch: DataFrame) -> None:
+        """Append the batch to the staging table, and upsert it."""
         event = F.from_json(F.col("value").cast("string"), EVENT)
         latest = (
             batch.select(event.alias("event"))
@@ -147,7 +141,6 @@ class _Table:
         if self._kind == "sqlite":
             empty = "DELETE FROM"  # SQLite has no TRUNCATE
         self._execute(UPSERTS[self._kind].format(table=self._name), f"{empty} {self._name}_staging")
-        return time.time()
 
     def _execute(self, *statements: str) -> None:
         """Execute statements over a JDBC connection of the driver, in one transaction."""

@@ -20,14 +20,12 @@ def usage(cpu_s: float, *mb: float) -> meters.Usage:
 def held(
     contestant: str,
     start: Start,
-    first: float | None,
     row: float,
     last: float,
     differences: int = 0,
 ) -> RankedRun:
     used = {"driver": usage(1.0, 10, 30), "jvm": usage(2.0, 50, 20), "broker": usage(9.0, 999, 999)}
     run = contest.ContestRun(
-        first_fetch_s=first,
         first_row_s=row,
         last_commit_s=last,
         differences=differences,
@@ -36,28 +34,24 @@ def held(
     return RankedRun("postgres", contestant, start, run)
 
 
-def test_warm_counts_from_the_first_fetch_and_cold_from_the_start() -> None:
+def test_throughput_counts_from_the_order_or_the_start_of_the_process() -> None:
     runs = [
-        held("instep", "warm", 1.0, 2.0, 3.0),
-        held("instep", "cold", 1.0, 2.0, 4.0),
-        held("instep", "cold", None, 2.0, 5.0),
+        held("instep", "warm", 2.0, 2.5),
+        held("instep", "cold", 2.0, 4.0),
+        held("instep", "cold", 2.0, 5.0),
     ]
     rates = {
         one.labels["start"]: one.values
         for one in ranking.figures(runs, 100)
         if one.name == ranking.THROUGHPUT
     }
-    assert rates == {"warm": [50.0], "cold": [25.0, 20.0]}
-
-
-def test_warm_counts_from_the_first_row_if_no_fetch_is_reported() -> None:
-    assert ranking.rate_of(held(baselines.CONNECT, "warm", None, 2.0, 4.0).run, "warm", 100) == 50
+    assert rates == {"warm": [40.0], "cold": [25.0, 20.0]}
 
 
 def test_the_peak_of_all_processes_is_taken_at_one_moment() -> None:
     found = {
         (one.name, one.labels.get("role")): one.median
-        for one in ranking.figures([held("instep", "warm", 1, 2, 3)], 100)
+        for one in ranking.figures([held("instep", "warm", 2, 3)], 100)
     }
     assert found["peak memory (RSS)", ranking.TOTAL] == 60
     assert found["CPU", ranking.TOTAL] == 3.0
@@ -67,9 +61,9 @@ def test_the_peak_of_all_processes_is_taken_at_one_moment() -> None:
 
 def test_the_table_names_guarantees_and_differences() -> None:
     runs = [
-        held("instep", "warm", 1, 2, 3),
-        held(baselines.CONNECT, "warm", None, 2, 4),
-        held(baselines.CONNECT, "warm", None, 2, 4, 7),
+        held("instep", "warm", 2, 3),
+        held(baselines.CONNECT, "warm", 2, 4),
+        held(baselines.CONNECT, "warm", 2, 4, 7),
     ]
     rows = {row[1]: row for row in ranking.table(runs, 100).rows}
     assert rows["instep"][-2:] == [0, ranking.OURS]
@@ -80,13 +74,11 @@ def test_the_table_names_guarantees_and_differences() -> None:
 
 
 def test_plots_show_the_spread() -> None:
-    runs = [
-        held("instep", start, 1.0, 2.0, last) for start in ("warm", "cold") for last in (3.0, 5.0)
-    ]
+    runs = [held("instep", start, 2.0, last) for start in ("warm", "cold") for last in (3.0, 5.0)]
     drawn = ranking.plots(runs, ranking.figures(runs, 100))
     assert [plot.title.partition(",")[0] for plot in drawn] == [
         "Throughput",
         "Throughput",
         "Memory of instep into postgres",
     ]
-    assert drawn[0].series[0].spread == [(25.0, 50.0)]
+    assert drawn[0].series[0].spread == [(20.0, 33.333)]

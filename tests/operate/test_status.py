@@ -14,9 +14,10 @@ import pytest
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
 from instep.operate import status
-from instep.pipeline import reporter, task
+from instep.pipeline import counts, reporter
+from instep.pipeline.engine import Report
 from instep.pipeline.monitors import HELD_AFTER_S, HeldBack
-from instep.pipeline.progress import Batch, Progress
+from instep.pipeline.progress import Progress
 from instep.pipeline.runner import RunnerState
 from instep.reconcile.report import ReconcileVerdict
 from instep.sinks import ledger_reader
@@ -161,12 +162,12 @@ def test_a_short_transaction_does_not_count_as_held_back() -> None:
 
 
 def test_lag_is_known_before_the_query_reports() -> None:
-    nothing = dict.fromkeys(task.SCHEMA.names, 0)
+    nothing = dict.fromkeys(counts.NAMES, 0)
     done = Progress()
     assert reporter.lag(done) == "not known yet"
     done.begin({0: 5, 1: 0}, {0: 9, 1: 3})
     assert done.lag == 7
-    done.add(Batch({**nothing, "records": 4, "applied": 4}, {0: 9}, {0: 9}))
+    done.add(Report({**nothing, "records": 4, "applied": 4}, {0: 9}, {0: 9}))
     assert (done.lag, done.positions) == (3, {0: 9})
     done.see_ends({0: 11, 1: 3})
     assert done.lag == 5

@@ -22,12 +22,11 @@ from instep.document.reasons import PARKS, Reason
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.operate import status
-from instep.pipeline.runner import Runner
 from instep.sinks import inspection, preparation, tables, target
 from tests.pipeline import bad_input
 from tests.pipeline.bad_input import CASES, Case, Fate, Sent
 from tests.support.databases import run_sql
-from tests.support.pipelines import drained, following
+from tests.support.pipelines import OwnRunner, drained, following
 from tests.support.producing import IN_ORDER
 
 if TYPE_CHECKING:
@@ -181,7 +180,11 @@ def log(cluster: Cluster) -> Log:
     return found
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[*((kind, "resident") for kind in KINDS), ("postgres", "micro-batch")],
+    ids="-".join,
+)
 def landed(
     request: pytest.FixtureRequest,
     shared_database: Callable[[str], str],
@@ -191,7 +194,8 @@ def landed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[str, Landed]:
     """Run a pipeline over the whole log, and return the contents of its database."""
-    url = shared_database(request.param)
+    kind, engine = request.param
+    url = shared_database(kind)
     make_table(url)
     pipeline = following(
         url,
@@ -199,13 +203,16 @@ def landed(
         columns=bad_input.COLUMNS,
         transitions=bad_input.TRANSITIONS,
         batch_rows_max=20_000,
+        engine=engine,
     )
     preparation.prepare(pipeline)
-    run = Runner("contracts", pipeline, cluster, spark, tmp_path_factory.mktemp("bad"), once=True)
+    run = OwnRunner(
+        "contracts", pipeline, cluster, spark, tmp_path_factory.mktemp("bad"), once=True
+    )
     run.start()
     drained(run)
     assert run.restarts == 0
-    return request.param, read_outcome(url)
+    return kind, read_outcome(url)
 
 
 def make_table(url: str) -> None:
@@ -376,7 +383,7 @@ def test_a_timestamp_that_spark_cannot_read_stops_no_other_record(
     timestamp_ms: int,
     new_database: Callable[[str], str],
     cluster: Cluster,
-    runner: Callable[..., Runner],
+    runner: Callable[..., OwnRunner],
 ) -> None:
     """Apply such a record, or make it a dead letter, and let all others flow: fault 50."""
     url, topic = new_database("sqlite"), any_timestamp(cluster)
@@ -398,7 +405,7 @@ def test_a_timestamp_that_spark_cannot_read_stops_no_other_record(
 
 
 def test_a_log_that_ends_with_a_timestamp_in_year_1_is_recognised(
-    new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
+    new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., OwnRunner]
 ) -> None:
     """Use the year 1, which some sources send for no time at all."""
     url, topic = new_database("sqlite"), any_timestamp(cluster)

@@ -83,8 +83,14 @@ class Harness:
     """The servers, the settings, what was published, and the expected result."""
 
     def __init__(
-        self, folder: Path, brokers: kafka.LocalCluster, postgres: Postgres, mariadb: MariaDB
+        self,
+        folder: Path,
+        engine: settings.EngineName,
+        brokers: kafka.LocalCluster,
+        postgres: Postgres,
+        mariadb: MariaDB,
     ) -> None:
+        self.engine = engine
         self.folder, self.brokers, self.postgres, self.mariadb = folder, brokers, postgres, mariadb
         self.urls = {
             "exact-sqlite": f"sqlite:///{folder}/exact.db",
@@ -159,6 +165,7 @@ class Harness:
         pipelines = {
             name: {
                 "topic": "status",
+                "engine": self.engine,
                 "target": url,
                 "table": "document",
                 "key": "doc_no",
@@ -183,10 +190,10 @@ def wait(reached: Callable[[], bool], process: PipelineProcess) -> None:
     assert wait_until(is_reached, PATIENCE_S), f"nothing happened:\n{process.tail()}"
 
 
-@pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
+@pytest.fixture(params=["resident", "micro-batch"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     with kafka.LocalCluster() as brokers, Postgres() as postgres, MariaDB() as mariadb:
-        made = Harness(tmp_path, brokers, postgres, mariadb)
+        made = Harness(tmp_path, request.param, brokers, postgres, mariadb)
         made.prepare()
         yield made
 

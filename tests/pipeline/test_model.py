@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,16 +271,22 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
 OFTEN = [harness for number, harness in enumerate(VARIANTS) if number not in (0, 3, 7)]
 
 
-@pytest.mark.parametrize(
-    "harness",
-    [
-        harness if harness in OFTEN else pytest.param(harness, marks=pytest.mark.long)
-        for harness in VARIANTS
-    ],
-    ids=str,
-)
+ALSO_IN_MICRO_BATCHES = OFTEN[:2]  # the engines differ in how they read, not in what they write
+
+
+def variants() -> Iterator[Any]:
+    """Yield every variant with every engine; `make campaign` runs those marked as long."""
+    for harness in VARIANTS:
+        for engine in ("resident", "micro-batch"):
+            often = OFTEN if engine == "resident" else ALSO_IN_MICRO_BATCHES
+            marks = [] if harness in often else [pytest.mark.long]
+            yield pytest.param(harness, engine, id=f"{harness}-{engine}", marks=marks)
+
+
+@pytest.mark.parametrize(("harness", "both_engines"), list(variants()), indirect=["both_engines"])
 def test_the_pipeline_equals_the_model(
     harness: Harness,
+    both_engines: str,
     new_database: Callable[[str], str],
     cluster: Cluster,
     runner: Callable[..., Runner],

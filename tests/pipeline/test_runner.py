@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from instep import errors
@@ -14,12 +15,15 @@ from instep.emit import Publisher, StatusEvent
 from instep.kafka import groups, topics
 from instep.kafka.connection import Cluster
 from instep.operate import status
+from instep.pipeline.micro_batch.flow import MicroBatchFlow
 from instep.pipeline.runner import RunnerState
 from tests.support.databases import run_sql
 from tests.support.open_transaction import wait_until_ended
 from tests.support.pipelines import drained, following
 from tests.support.runs import Run, event, rows, send
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("both_engines")
 
 
 def reasons(url: str) -> list[str]:
@@ -211,7 +215,10 @@ def test_counts_are_kept_through_idle_times(
     """Count batches after the report of an idle query: it must not make the next one look known."""
     url = new_database("sqlite")
     run = runner(following(url, topic))
-    wait_until(lambda: run._last_report != "", "the report of an idle query")
+    wait_until(lambda: run._flow is not None, "the start")
+    if isinstance(run._flow, MicroBatchFlow):
+        query = run._flow
+        wait_until(lambda: query._last_report != "", "the report of an idle query")
     for number in range(3):
         send(cluster, topic, event(f"d{number}", 1))
         wait_until(lambda number=number: len(rows(url)) == number + 1, "the row")  # type: ignore[misc]

@@ -15,12 +15,12 @@ from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import runner as running
-from instep.pipeline.runner import Runner, RunnerState
+from instep.pipeline.runner import RunnerState
 from instep.sinks import preparation
 from tests.support import commands, secured
 from tests.support.databases import run_sql
 from tests.support.kafka_users import LOGINS, kafka, user
-from tests.support.pipelines import drained, following
+from tests.support.pipelines import OwnRunner, drained, following
 from tests.support.runs import event, rows, send
 from tests.support.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
 from tests.support.waiting import wait_until
@@ -63,7 +63,7 @@ def test_spark_connects_with_every_security_protocol(
     preparation.prepare(pipeline)
     declared = kafka(secured_broker, **options(secured_broker))
     with Cluster(declared, secured_broker.bootstrap_of(listener)) as cluster:
-        run = Runner("contracts", pipeline, cluster, spark, tmp_path / "run", once=True)
+        run = OwnRunner("contracts", pipeline, cluster, spark, tmp_path / "run", once=True)
         run.start()
         drained(run)
     assert rows(pipeline.target) == [(f"d{number}", "PRINTED", 1) for number in range(10)]
@@ -88,7 +88,7 @@ def test_a_revoked_right_is_named(
     bob = kafka(secured_broker, **user("SCRAM-SHA-512", "bob", "bob"))
     with Cluster(bob, secured_broker.bootstrap_of("scram")) as cluster:
         wait_until(lambda: _may_describe(cluster, topic), "the right to reach the broker")
-        run = Runner("contracts", pipeline, cluster, spark, tmp_path / "run", once=False)
+        run = OwnRunner("contracts", pipeline, cluster, spark, tmp_path / "run", once=False)
         run.start()
         try:
             wait_until(lambda: len(rows(pipeline.target)) == 10, "the first events")
@@ -103,7 +103,7 @@ def test_a_revoked_right_is_named(
         # nothing is lost: new records wait in the log
         secured.grant(plain, "User:bob", "READ", topic=topic)
         wait_until(lambda: _may_describe(cluster, topic), "the right to reach the broker")
-        again = Runner("contracts", pipeline, cluster, spark, tmp_path / "again", once=True)
+        again = OwnRunner("contracts", pipeline, cluster, spark, tmp_path / "again", once=True)
         again.start()
         drained(again)
     assert [row[0] for row in rows(pipeline.target)] == [

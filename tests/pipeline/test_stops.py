@@ -26,23 +26,26 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from instep import errors, settings
+from instep import errors, settings, sinks
 from instep.demo.pipeline_process import PipelineProcess
 from instep.document.decoding import Record
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as local
+from instep.pipeline import applier
 from instep.pipeline import runner as running
-from instep.pipeline import task
+from instep.pipeline.applier import Applier, TaskPlan
 from instep.pipeline.apply import batch
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
 from tests.support.cli import instep, settings_text
 from tests.support.databases import declare, run_sql
-from tests.support.pipelines import drained
+from tests.support.pipelines import OwnRunner, drained
 from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("both_engines")
 
 
 class Harness:
@@ -73,7 +76,7 @@ class Harness:
 
     def run(self, *, once: bool = False, **changes: Any) -> Runner:
         pipeline = declare(self.url, topic=self.topic, **changes)
-        one = Runner(
+        one = OwnRunner(
             "contracts",
             pipeline,
             self.cluster,
@@ -195,21 +198,23 @@ class TaskHarness:
         preparation.prepare(declare(owner, topic=topic, **changes))
         found = topics.describe(cluster, topic)
         to = inspection.inspect("contracts", pipeline)
-        self.plan = task.TaskPlan(
+        self.plan = TaskPlan(
             to,
             pipeline,
             batch.Writer(1, found.cluster_id, found.id),
             cluster.kafka,
             cluster.bootstrap,
         )
-        task._sink(to)[0].ledger.take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
+        with closing(sinks.open_sink(to)) as sink:
+            sink.ledger.take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
+        self.applier = Applier(self.plan)
 
     def apply(self, *events: tuple[bytes, dict[str, Any]]) -> None:
         records = [
             Record(self.next + n, 1, key, json.dumps(body).encode())
             for n, (key, body) in enumerate(events)
         ]
-        task._apply(self.plan, 0, records, batch.no_probe)
+        self.applier.apply(0, records)
         self.next += len(events)
 
 
@@ -228,7 +233,7 @@ def session(
 
     yield make
     for one in made:
-        task._forget(one.plan.target)
+        one.applier.close()
 
 
 @pytest.fixture
@@ -343,7 +348,7 @@ def test_records_of_another_topic_are_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Give the task records that it read after the topic was recreated."""
-    monkeypatch.setattr(task, "TOPIC_DOUBT_S", 0.1)
+    monkeypatch.setattr(applier, "TOPIC_DOUBT_S", 0.1)
     one = session("sqlite", guarantee=guarantee)
     topics.delete(one.cluster, one.topic)
     with pytest.raises(errors.TopicGone):
@@ -351,7 +356,7 @@ def test_records_of_another_topic_are_not_committed(
     topics.create(one.cluster, one.topic, 3)
     with pytest.raises(errors.TopicReplaced):
         one.apply(event("a", 1))
-    one.plan = msgspec.structs.replace(
+    one.applier.plan = msgspec.structs.replace(
         one.plan, writer=msgspec.structs.replace(one.plan.writer, topic_id="another")
     )
     with pytest.raises(errors.LedgerMoved):
@@ -470,15 +475,17 @@ def test_records_deleted_ahead_of_a_lagging_pipeline_stop_it(
     harness: Callable[..., Harness],
 ) -> None:
     way = harness()
-    padding = "x" * 5_000  # more than a reader fetches ahead
+    padding = "x" * 20_000  # together more than a reader fetches ahead
     way.publish(
         *(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30))
     )
     run = way.run(batch_rows_max=30)
     wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
     ends = offsets.latest(way.cluster, way.topic, range(3))
-    # by one request: a pipeline that the first partition stops must find the others cut as well
-    topics.trim(way.cluster, way.topic, {partition: end - 60 for partition, end in ends.items()})
+    with closing(sqlite3.connect(way.owner.removeprefix("sqlite:///"))) as other:
+        other.execute("BEGIN IMMEDIATE")  # the pipeline waits meanwhile
+        # by one request: a pipeline that the first partition stops must find the others cut too
+        topics.trim(way.cluster, way.topic, {part: end - 60 for part, end in ends.items()})
     stop = ended(run, errors.OffsetsExpired)
     for partition, start in way.next_offsets().items():
         assert f"partition {partition}: {start} to {ends[partition] - 61}" in stop.what

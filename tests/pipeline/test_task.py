@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from instep.pipeline import task
+from instep.pipeline import applier
+from instep.pipeline.micro_batch import task
 
 
 def batch(*rows: tuple[int, int, bytes | None]) -> pa.RecordBatch:
@@ -26,7 +27,7 @@ def batch(*rows: tuple[int, int, bytes | None]) -> pa.RecordBatch:
 def runs(*batches: pa.RecordBatch) -> list[tuple[int, list[int]]]:
     return [
         (partition, [record.offset for record in records])
-        for partition, records in task._runs(iter(batches))
+        for partition, records in task.runs(iter(batches))
     ]
 
 
@@ -39,11 +40,11 @@ def test_a_run_joins_batches_of_one_partition() -> None:
 
 
 def test_a_run_is_limited_by_records_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "RUN_RECORDS_MAX", 3)
+    monkeypatch.setattr(applier, "BATCH_RECORDS_MAX", 3)
     assert runs(batch(*((0, offset, b"v") for offset in range(7)))) == [
         (0, [0, 1, 2]),
         (0, [3, 4, 5]),
         (0, [6]),
     ]
-    monkeypatch.setattr(task, "RUN_BYTES_MAX", 9)
+    monkeypatch.setattr(applier, "BATCH_BYTES_MAX", 9)
     assert runs(batch((0, 1, b"x" * 10), (0, 2, b"v"), (0, 3, b"v"))) == [(0, [1]), (0, [2, 3])]

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from instep import cli, errors
-from tests.support import commands
+from tests.support import commands, databases
 
 _SETTINGS = """
 [kafka]
@@ -21,6 +21,7 @@ bootstrap = "{bootstrap}"
 
 [pipelines.contracts]
 topic = "{topic}"
+engine = "{engine}"
 target = "{target}"
 table = "contract_document"
 key = "doc_no"
@@ -51,7 +52,8 @@ EVENTS = "\n".join(
 
 def settings_text(*, bootstrap: str, topic: str, target: str = "sqlite:///contracts.db") -> str:
     """Return a settings file with one pipeline."""
-    return _SETTINGS.format(bootstrap=bootstrap, topic=topic, target=target)
+    engine = databases.BASE.get("engine", "resident")
+    return _SETTINGS.format(bootstrap=bootstrap, topic=topic, target=target, engine=engine)
 
 
 def instep(

@@ -15,22 +15,53 @@ from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.local import artifacts, broker
 from instep.pipeline import session
+from instep.pipeline.engines import Engines
 from instep.pipeline.runner import Runner, RunnerState
 from instep.reconcile import job
 from instep.reconcile.report import ReconcileReport
 from instep.sinks import preparation
-from tests.support.databases import declare
+from tests.support.databases import BASE, declare
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+TASKS = 2  # of each resident engine
+
+
+class OwnRunner(Runner):
+    """A runner whose engine is its own and ends with it."""
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: settings.Pipeline,
+        cluster: Cluster,
+        spark: SparkSession,
+        folder: Path,
+        *,
+        once: bool,
+    ) -> None:
+        self._engines = Engines(spark, cluster, folder, {name: pipeline}, tasks_max=TASKS)
+        super().__init__(name, pipeline, cluster, self._engines.of(name), once=once)
+
+    def run(self) -> None:
+        with self._engines:
+            super().run()
+
+
+@pytest.fixture(params=["resident", "micro-batch"])
+def both_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test once with each engine; return its name."""
+    monkeypatch.setitem(BASE, "engine", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     place = session.RunFolder()
     opened = session.open_session(
-        settings.Spark(master="local[4]"), artifacts.jars("spark-kafka"), place
+        settings.Spark(master="local[8]"), artifacts.jars("spark-kafka"), place
     )
     yield opened
     opened.stop()
@@ -60,7 +91,7 @@ def runner(
 
     def make(pipeline: settings.Pipeline, name: str = "contracts", *, once: bool = False) -> Runner:
         preparation.prepare(pipeline, add_columns=True)
-        one = Runner(name, pipeline, cluster, spark, tmp_path / str(len(started)), once=once)
+        one = OwnRunner(name, pipeline, cluster, spark, tmp_path / str(len(started)), once=once)
         started.append(one)
         one.start()
         return one

@@ -7,12 +7,13 @@ applies its partition up to this record itself, with the same transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 
 from instep.document.decoding import Record, record_of
 from instep.kafka import reading
 from instep.kafka.connection import Cluster
-from instep.pipeline import task
+from instep.pipeline.applier import Applier, TaskPlan, is_full
 from instep.pipeline.apply.batch import BatchOutcome
 from instep.sinks.target import Position
 
@@ -21,26 +22,25 @@ CALENDAR_SHIFT_MS_MAX = 1_000 * 24 * 3600 * 1000
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000 - CALENDAR_SHIFT_MS_MAX
 
 
-def apply(
-    plan: task.TaskPlan, cluster: Cluster, ledger: Mapping[int, Position]
-) -> Iterator[tuple[int, int, BatchOutcome]]:
+def apply(plan: TaskPlan, cluster: Cluster) -> Iterator[tuple[int, int, BatchOutcome]]:
     """Apply each partition up to the last unreadable record of its next batch.
 
     Yield the partition, the next offset and the outcome of each transaction.
     """
-    for partition, position in ledger.items():
-        end = _end(plan, cluster, position)
-        records: list[Record] = []
-        size = 0
-        for record in _records(plan, cluster, partition, position.next_offset, end):
-            records.append(record)
-            size += len(record.value or b"")
-            if task.is_full(records, size) or record.offset == end - 1:
-                yield partition, record.offset + 1, task.apply_here(plan, partition, records)
-                records, size = [], 0
+    with contextlib.closing(Applier(plan)) as applier:
+        for partition, position in applier.positions().items():
+            end = _end(plan, cluster, position)
+            records: list[Record] = []
+            size = 0
+            for record in _records(plan, cluster, partition, position.next_offset, end):
+                records.append(record)
+                size += len(record.value or b"")
+                if is_full(records, size) or record.offset == end - 1:
+                    yield partition, record.offset + 1, applier.apply(partition, records)
+                    records, size = [], 0
 
 
-def _end(plan: task.TaskPlan, cluster: Cluster, position: Position) -> int:
+def _end(plan: TaskPlan, cluster: Cluster, position: Position) -> int:
     """Return the offset after the last unreadable record, or the position if there is none."""
     start = end = position.next_offset
     limit = start + plan.pipeline.batch_rows_max
@@ -51,7 +51,7 @@ def _end(plan: task.TaskPlan, cluster: Cluster, position: Position) -> int:
 
 
 def _records(
-    plan: task.TaskPlan, cluster: Cluster, partition: int, start: int, end: int
+    plan: TaskPlan, cluster: Cluster, partition: int, start: int, end: int
 ) -> Iterator[Record]:
     for found in reading.read(cluster, plan.target.topic, {partition: (start, end)}):
         yield record_of(found)

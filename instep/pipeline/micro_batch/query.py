@@ -11,7 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody uses
 from pyspark.sql.streaming.query import StreamingQuery
 
-from instep.pipeline import arrow, arrow_records, task
+from instep.pipeline import counts
+from instep.pipeline.applier import TaskPlan
+from instep.pipeline.micro_batch import arrow, arrow_records, task
 
 OBSERVED = "instep"
 TRIGGER = "100 milliseconds"
@@ -20,7 +22,7 @@ POLL_RECORDS = 10_000
 
 def start(
     spark: SparkSession,
-    plan: task.TaskPlan,
+    plan: TaskPlan,
     *,
     kafka: Mapping[str, str],
     offsets: Mapping[int, int],
@@ -43,12 +45,12 @@ def start(
     if str(spark.sparkContext.master).startswith("local"):
         # More tasks than cores would only wait. A task applies its partitions one after the other.
         records = records.coalesce(spark.sparkContext.defaultParallelism)
-    counts = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
-    totals = [F.sum(name).alias(name) for name in task.SCHEMA.names]
+    counted = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
+    totals = [F.sum(name).alias(name) for name in counts.NAMES]
     # Queries share the cores fairly, whatever the backlog of one of them.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.target.pipeline)
     writer = (
-        counts.observe(OBSERVED, *totals)
+        counted.observe(OBSERVED, *totals)
         .writeStream.format("noop")
         .option("checkpointLocation", str(checkpoint))
     )

@@ -1,0 +1,110 @@
+"""Read partitions of a topic as their records arrive, for tasks that apply them at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from instep.document.decoding import Record
+from instep.kafka import connection
+from instep.kafka.reading import raise_if_permanent
+
+# At rest the broker answers twice a second; a new record ends its wait at once.
+FETCH_WAIT_MS = 500
+# For a reader that stops at the end, which it learns from an answer without records.
+FETCH_WAIT_ONCE_MS = 10
+QUEUED_KB = 16 * 1024
+
+
+class Follower:
+    """Reads the committed records of partitions that the caller adds and removes.
+
+    It joins no group and commits nothing. It waits for a cluster that cannot be reached.
+    """
+
+    def __init__(
+        self, cluster: connection.Cluster, topic: str, *, headers: bool, once: bool
+    ) -> None:
+        """Take the topic, whether headers are read, and whether reading stops at the end."""
+        self._cluster, self._topic, self._headers = cluster, topic, headers
+        self._operation = cluster.operation(f"read topic {topic!r}", topic=topic, right="READ")
+        self._partitions: set[int] = set()
+        self._consumer = cluster.scanner(
+            fetch_wait_max_ms=FETCH_WAIT_ONCE_MS if once else FETCH_WAIT_MS,
+            queued_max_messages_kbytes=QUEUED_KB,
+        )
+        # The partitions whose end the last `read` reached, and the end's offset, which may be
+        # after markers or aborted records that are not delivered.
+        self.ended: dict[int, int] = {}
+
+    def add(self, offsets: Mapping[int, int]) -> None:
+        """Read these partitions too, from these offsets on."""
+        self._consumer.incremental_assign(
+            [TopicPartition(self._topic, part, offset) for part, offset in offsets.items()]
+        )
+        self._partitions |= offsets.keys()
+
+    def remove(self, partitions: Collection[int]) -> None:
+        """Stop reading these partitions."""
+        known = self._partitions & set(partitions)
+        self._partitions -= known
+        if known:
+            self._consumer.incremental_unassign(
+                [TopicPartition(self._topic, part) for part in known]
+            )
+
+    def read(self, wait_s: float, linger_s: float, limit: int) -> dict[int, list[Record]]:
+        """Wait for a record, then for more, and return them by partition in order.
+
+        `wait_s` is the wait for the first record, `linger_s` that for more; `limit` ends both.
+        """
+        self.ended = {}
+        since = time.monotonic()
+        first = self._consumer.poll(wait_s)
+        if first is None:
+            if self._cluster.error_log.refused_by_all(since):
+                raise self._cluster.translate(
+                    KafkaError(KafkaError._TIMED_OUT), self._operation, since
+                )
+            return {}
+        if first.error() is not None:
+            return self._records([first], since)
+        return self._records([first, *self._consumer.consume(limit, linger_s)], since)
+
+    def _records(self, messages: list[Message], since: float) -> dict[int, list[Record]]:
+        records: dict[int, list[Record]] = {}
+        for message in messages:
+            partition, error = message.partition(), message.error()
+            if error is not None:
+                self._see(message, error, since)
+            elif partition in self._partitions:
+                pairs: Any = self._headers and message.headers()
+                offset: Any = message.offset()
+                record = Record(
+                    offset,
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                    partition,
+                    tuple(pairs or ()),
+                )
+                if partition in records:
+                    records[partition].append(record)
+                else:
+                    records[partition] = [record]
+        return records
+
+    def _see(self, message: Message, error: KafkaError, since: float) -> None:
+        partition, offset = message.partition(), message.offset()
+        if error.code() == KafkaError._PARTITION_EOF:
+            if partition in self._partitions and offset is not None:
+                self.ended[partition] = offset
+        else:
+            raise_if_permanent(self._cluster, self._topic, partition, error, self._operation, since)
+
+    def close(self) -> None:
+        """Close the client."""
+        self._consumer.close()

@@ -1,0 +1,194 @@
+"""Apply batches of records to a target, with retries: what a task of either engine does."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence, Sized
+
+import msgspec
+
+from instep import errors, settings, sinks
+from instep.document.decoding import Decoder, Record
+from instep.kafka import offsets, topics
+from instep.kafka.connection import Cluster
+from instep.pipeline import continuity
+from instep.pipeline.apply import transaction
+from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer, no_probe
+from instep.sinks import inspection
+from instep.sinks.sink import Sink
+from instep.sinks.target import Position, Target
+
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+BATCH_RECORDS_MAX = 100_000
+TRANSIENT_TRIES_MAX = 8
+RECONNECT_PATIENCE_S = 2.0
+BROKER_PATIENCE_S = 5.0  # short, because a transaction is open meanwhile
+TOPIC_DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
+
+
+class TaskPlan(msgspec.Struct, frozen=True):
+    """Everything that a task needs besides its records."""
+
+    target: Target
+    pipeline: settings.Pipeline
+    writer: Writer
+    kafka: settings.Kafka
+    bootstrap: str
+
+
+class Applier:
+    """Applies the batches of one pipeline. It has its own connection to the target."""
+
+    def __init__(self, plan: TaskPlan, stopped: threading.Event | None = None) -> None:
+        """Take the plan, and an event that ends waits between two attempts."""
+        self.plan = plan
+        self._stopped = stopped or threading.Event()
+        self._probe = find_probe()
+        self._opened: tuple[Sink, Decoder] | None = None
+
+    def apply(
+        self,
+        partition: int,
+        records: Sequence[Record],
+        *,
+        same_topic: transaction.Check | None = None,
+        log_holds: transaction.LogHolds | None = None,
+    ) -> BatchOutcome:
+        """Run the transaction; retry it if the type of the error allows that.
+
+        A reader that knows more about the log than one batch shows passes its own checks.
+        """
+        plan = self.plan
+        work = transaction.BatchTransaction(
+            plan.writer,
+            partition,
+            records,
+            log_holds or functools.partial(_log_holds, plan),
+            self._probe,
+            same_topic=same_topic or SameTopic(plan),
+            same_table=functools.partial(_refuse_changed, plan),
+        )
+        tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
+        while True:
+            try:
+                return work.apply(*self._sink_and_decoder())
+            except errors.Transient:
+                tries += 1
+                if tries >= TRANSIENT_TRIES_MAX or self._stopped.is_set():
+                    raise
+            except errors.Unreachable:
+                self.close()
+                if time.monotonic() >= give_up_at or self._stopped.is_set():
+                    raise
+            except BaseException:
+                self.close()
+                raise
+            self._stopped.wait(wait_s)
+            wait_s = min(wait_s * 2, 1.0)
+
+    def positions(self) -> dict[int, Position]:
+        """Return the ledger."""
+        sink, _ = self._sink_and_decoder()
+        with sink.translated():
+            return sink.ledger.positions()
+
+    def close(self) -> None:
+        """Close the connection. The next batch opens another."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[0].close()
+
+    def _sink_and_decoder(self) -> tuple[Sink, Decoder]:
+        if self._opened is None:
+            sink = sinks.open_sink(self.plan.target)
+            self._opened = sink, Decoder(self.plan.target.mapping, sink.record_bytes_max)
+        return self._opened
+
+
+class SameTopic:
+    """Checks that the records in memory came from the topic that the ledger knows.
+
+    The topic's id is requested after the records were read, and the id of a deleted topic never
+    comes back. So an equal id proves that they came from this topic, and one answer serves all
+    retries. The request is sent at once, and its answer awaited only when the check is called, so
+    that the broker's answer and the database's work overlap.
+    """
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._plan = plan
+        self._confirmed = False
+        self._answer: Callable[[], str] | None = self._request_id()
+
+    def __call__(self) -> None:
+        """Raise if the topic was replaced or deleted."""
+        if self._confirmed:
+            return
+        answer, self._answer = self._answer or self._request_id(), None
+        try:
+            topic_id = answer()
+        except errors.TopicMissing:
+            time.sleep(TOPIC_DOUBT_S)
+            topic_id = self._request_again()
+        if topic_id != self._plan.writer.topic_id:
+            raise continuity.replaced(self._plan.target.pipeline, self._plan.target.topic)
+        self._confirmed = True
+
+    def _request_id(self) -> Callable[[], str]:
+        return topics.request_id(cluster_of(self._plan), self._plan.target.topic)
+
+    def _request_again(self) -> str:
+        try:
+            return self._request_id()()
+        except errors.TopicMissing as error:
+            raise continuity.gone(
+                self._plan.target.pipeline, self._plan.target.topic, ()
+            ) from error
+
+
+def is_full(records: Sized, size: int) -> bool:
+    """Return whether these records, of `size` bytes, must be applied before more are read."""
+    return size > BATCH_BYTES_MAX or len(records) >= BATCH_RECORDS_MAX
+
+
+def find_probe() -> Probe:
+    """Return the function, named by INSTEP_PROBE as module:function, that observes transactions.
+
+    Tests and experiments use it to act between two steps.
+    """
+    name = os.environ.get("INSTEP_PROBE")
+    if not name:
+        return no_probe
+    module, _, function = name.partition(":")
+    probe: Probe = getattr(importlib.import_module(module), function)
+    return probe
+
+
+_clusters: dict[str, Cluster] = {}
+
+
+def cluster_of(plan: TaskPlan) -> Cluster:
+    """Return the clients of this process; a worker process keeps them for its next tasks."""
+    if plan.bootstrap not in _clusters:
+        _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap, BROKER_PATIENCE_S)
+    return _clusters[plan.bootstrap]
+
+
+def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
+    """Return whether the log holds, or may have lost, a committed record between two offsets.
+
+    This is called only if offsets are missing between two records.
+    """
+    cluster, topic = cluster_of(plan), plan.target.topic
+    if offsets.earliest(cluster, topic, [partition])[partition] > start:
+        return True
+    record = offsets.first_records(cluster, topic, {partition: start})[partition]
+    return record is not None and record.offset < end
+
+
+def _refuse_changed(plan: TaskPlan) -> None:
+    """Raise a named stop if the table was altered: its refusals must not park documents."""
+    inspection.refuse_constrained(plan.target, plan.pipeline)

@@ -1,0 +1,250 @@
+"""One pipeline's share of a resident task: a thread that reads partitions and applies records.
+
+It has its own Kafka client and its own connection to the target. So a target that is slow or
+unreachable holds up no other pipeline of the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from instep import errors
+from instep.document.decoding import Record
+from instep.kafka import offsets
+from instep.kafka.following import Follower
+from instep.pipeline import counts
+from instep.pipeline.applier import Applier, SameTopic, TaskPlan, cluster_of, find_probe, is_full
+from instep.pipeline.apply import transaction
+from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent
+from instep.pipeline.resident.messages import (
+    Applied,
+    Assign,
+    Failed,
+    Finished,
+    FromTask,
+    Revoke,
+    Revoked,
+    Stopped,
+)
+
+WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
+REPORT_INTERVAL_S = 0.1
+READ_RECORDS_MAX = 20_000
+
+
+class Linger:
+    """How long to wait for more records before a transaction.
+
+    A transaction costs about the same for one record as for ten. The wait is a multiple of what the
+    last ones cost, so that they take a small share of the time while records arrive slowly, and
+    it never exceeds the setting.
+    """
+
+    SHARE = 0.1  # of the time that transactions take, as long as the setting allows it
+    SMOOTHING = 0.2
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._cost_s = 0.0
+
+    def wait_s(self) -> float:
+        """Return the wait after the first record."""
+        return min(self._limit_s, self._cost_s / self.SHARE)
+
+    def see(self, cost_s: float) -> None:
+        """Note what the transactions of one read cost."""
+        self._cost_s += (cost_s - self._cost_s) * self.SMOOTHING
+
+
+class PipelineShare(threading.Thread):
+    """Reads the partitions that the driver assigns, until it is stopped or fails."""
+
+    def __init__(self, plan: TaskPlan, send: Callable[[FromTask], object]) -> None:
+        super().__init__(name=f"{plan.target.pipeline} share", daemon=True)
+        self._plan, self._send = plan, send
+        self._key = (plan.target.pipeline, plan.writer.epoch)
+        self._orders: queue.SimpleQueue[Assign | Revoke] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._applier = Applier(plan, self._stopped)
+        self._linger = Linger(plan.pipeline.linger_ms / 1000)
+        self._probe = find_probe()
+        self._ends: dict[int, int] | None = None
+        # The offset after the last record of each partition that was read here.
+        self._read_to: dict[int, int] = {}
+        self._counts = dict.fromkeys(counts.NAMES, 0)
+        self._positions: dict[int, int] = {}
+        self._report_due = 0.0
+
+    def order(self, order: Assign | Revoke) -> None:
+        """Pass on an order of the driver."""
+        self._orders.put(order)
+
+    def stop(self) -> None:
+        """End the thread after its current transaction."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Work until stopped; report an error that ends the work."""
+        try:
+            self._work()
+        except errors.OffsetsExpired as error:
+            # The next start compares the log with the ledger, and names what is lost.
+            self._fail(errors.StartAgain(error.what))
+        except errors.InstepError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the driver must hear of every end
+            self._fail(errors.InstepError(f"a task failed: {type(error).__name__}: {error}"[:500]))
+        finally:
+            self._applier.close()
+            self._send(Stopped(*self._key))
+
+    def _fail(self, error: errors.InstepError) -> None:
+        self._report()
+        self._send(Failed(*self._key, type(error).__name__, error.what, error.remedy))
+
+    def _work(self) -> None:
+        first = self._orders.get()
+        once = isinstance(first, Assign) and first.ends is not None
+        follower = Follower(
+            cluster_of(self._plan),
+            self._plan.target.topic,
+            headers=self._plan.target.mapping.reads_headers,
+            once=once,
+        )
+        with contextlib.closing(follower):
+            self._follow(follower, first)
+            while not self._stopped.is_set():
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._follow(follower, self._orders.get_nowait())
+                self._cycle(follower)
+        self._report()
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _follow(self, follower: Follower, order: Assign | Revoke) -> None:
+        if isinstance(order, Revoke):
+            follower.remove(order.partitions)
+            for partition in order.partitions:
+                self._read_to.pop(partition, None)
+            self._report()
+            self._send(Revoked(*self._key, order.partitions))
+            return
+        starts = self._starts(order.partitions)
+        if order.ends is not None:
+            self._ends = (self._ends or {}) | order.ends
+            starts = self._without_finished(starts)
+        self._read_to |= starts
+        if starts:
+            follower.add(starts)
+
+    def _starts(self, partitions: list[int]) -> dict[int, int]:
+        """Return the ledger's offsets; a partition that is not in it yet begins at its first."""
+        ledger = self._applier.positions()
+        epoch = self._plan.writer.epoch
+        newest = max((position.epoch for position in ledger.values()), default=0)
+        if newest > epoch:
+            raise transaction.fenced(self._plan.target.pipeline, newest, epoch)
+        new = [partition for partition in partitions if partition not in ledger]
+        firsts: Mapping[int, int] = {}
+        if new:
+            firsts = offsets.earliest(cluster_of(self._plan), self._plan.target.topic, new)
+        return {
+            partition: ledger[partition].next_offset if partition in ledger else firsts[partition]
+            for partition in partitions
+        }
+
+    def _without_finished(self, starts: Mapping[int, int]) -> dict[int, int]:
+        assert self._ends is not None
+        left = {part: start for part, start in starts.items() if start < self._ends[part]}
+        if finished := [partition for partition in starts if partition not in left]:
+            self._send(Finished(*self._key, finished))
+        return left
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _cycle(self, follower: Follower) -> None:
+        """Read what has arrived and apply it, one transaction for each partition."""
+        wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
+        limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
+        read = follower.read(wait_s, self._linger.wait_s(), limit)
+        if read:
+            self._probe(ProbeEvent(self._plan.target.pipeline, 0))
+            # Requested after all these records were read, so one answer serves them all.
+            same_topic = SameTopic(self._plan)
+            began = time.monotonic()
+            for partition, records in read.items():
+                for batch in _batches(records):
+                    self._apply(partition, batch, same_topic)
+            self._linger.see(time.monotonic() - began)
+        for partition, end in follower.ended.items():
+            if end > self._read_to.get(partition, end):
+                self._positions[partition] = end
+        if self._ends is not None:
+            self._finish(follower, read)
+        if time.monotonic() >= self._report_due:
+            self._report()
+
+    def _apply(self, partition: int, records: list[Record], same_topic: SameTopic) -> None:
+        outcome = self._applier.apply(
+            partition,
+            records,
+            same_topic=same_topic,
+            log_holds=self._log_holds,
+        )
+        self._read_to[partition] = records[-1].offset + 1
+        self._count(outcome, partition)
+
+    def _log_holds(self, partition: int, start: int, end: int) -> bool:
+        """Return whether the log may have a committed record between two offsets.
+
+        What was read here from the ledger's offset on is known: offsets without a record are
+        markers, aborted, or compacted. Only a ledger that was moved back leaves a doubt.
+        """
+        return start < self._read_to.get(partition, end)
+
+    def _finish(self, follower: Follower, read: Mapping[int, list[Record]]) -> None:
+        """Report the partitions that have reached the end of a run with `--once`."""
+        assert self._ends is not None
+        reached = {
+            partition
+            for partition, records in read.items()
+            if records[-1].offset >= self._ends[partition] - 1
+        }
+        finished = sorted((reached | follower.ended.keys()) & self._read_to.keys())
+        if finished:
+            follower.remove(finished)
+            for partition in finished:
+                self._read_to.pop(partition, None)
+            self._report()
+            self._send(Finished(*self._key, finished))
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _count(self, outcome: BatchOutcome, partition: int) -> None:
+        for name, count in counts.counts(outcome).items():
+            self._counts[name] += count
+        self._positions[partition] = self._read_to[partition]
+
+    def _report(self) -> None:
+        if self._positions:
+            self._send(Applied(*self._key, self._counts, self._positions))
+            self._counts, self._positions = dict.fromkeys(counts.NAMES, 0), {}
+            self._report_due = time.monotonic() + REPORT_INTERVAL_S
+
+
+def _batches(records: list[Record]) -> list[list[Record]]:
+    """Return the records in batches that are small enough for one transaction."""
+    batches: list[list[Record]] = [[]]
+    size = 0
+    for record in records:
+        if batches[-1] and is_full(batches[-1], size):
+            batches.append([])
+            size = 0
+        batches[-1].append(record)
+        size += len(record.value or b"")
+    return batches
