@@ -92,6 +92,10 @@ SELECT_DEAD_LETTER_REASONS = (
 )
 
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
+ANY_PARKED_OR_DELETED = (
+    "SELECT EXISTS (SELECT 1 FROM instep_parked WHERE pipeline = ?),"
+    " EXISTS (SELECT 1 FROM instep_deleted WHERE pipeline = ?)"
+)
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED_DOCUMENTS = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
@@ -264,6 +268,11 @@ class Journal:
         self.connection.append("instep_decisions", DECISION_COLUMNS, rows, skip_existing=False)
 
     # --- deleted documents ---------------------------------------------------------------------
+
+    def any_parked_or_deleted(self) -> tuple[bool, bool]:
+        """Return whether any document is parked, and whether any deleted one is kept."""
+        [(parked, deleted)] = self._select(ANY_PARKED_OR_DELETED, self.pipeline)
+        return bool(parked), bool(deleted)
 
     def any_deleted(self) -> bool:
         """Return whether the order value of any deleted document is kept."""

@@ -74,6 +74,8 @@ class BatchPart:
         self.isolate_failures = isolate_failures
         # Of a part with one record: why it is refused, if only the commit shows that it is.
         self.refusal: Refusal | None = None
+        # Something as new was stored of a document: the upsert would not write all rows.
+        self.stage_first = False
         # With at-most-once: the ledger before it was advanced for these records.
         self.claimed: Position | None = None
         # With at-most-once: it is unknown whether the rows were committed, so they are not

@@ -5,9 +5,9 @@ Nothing that is stored has to be read. Two ways, in this order:
 1. **Upsert and count.** The number of written rows must be the number of documents. Then nothing
    stored was as new, and the verdicts follow from the batch alone. Only documents with several
    events need a look at their rows, since the count says nothing about their earlier events.
-2. **Stage.** Otherwise the upsert is rolled back. The values go to a temporary table, the database
-   says for which documents something as new is stored, and the rest is upserted from there. The
-   next hundred batches begin here.
+2. **Stage.** Otherwise the transaction is rolled back and done again. The values go to a temporary
+   table, the database says for which documents something as new is stored, and the rest is upserted
+   from there. The next hundred batches begin here.
 """
 
 from __future__ import annotations
@@ -25,25 +25,39 @@ PESSIMISTIC_BATCHES = 100  # after a batch with late rows
 AtStep = Callable[[int], None]
 
 
-def write(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict] | None:
+class LateRows(Exception):
+    """An upsert wrote another number of rows than expected: roll back, and use the stage."""
+
+
+def write(
+    sink: Sink,
+    events: Sequence[Event],
+    at_step: AtStep,
+    *,
+    any_deleted: bool = True,
+    stage_first: bool = False,
+) -> list[Verdict] | None:
     """Write the events and return the verdict on each.
 
-    Return None, with nothing written, if these events need the slow path.
+    Return None, with nothing written, if these events need the slow path. Raise LateRows if the
+    transaction must be rolled back and begun again with `stage_first`. `any_deleted` is whether
+    the journal knows any deleted document.
     """
     at_step(5)
     rules = sink.target.rules
     reduced = guard.reduce(events, rules)
     if reduced is None:
         return None
-    if sink.table.is_optimistic(reduced):
-        late = _late_of_several(sink, reduced)
+    any_deleted = any_deleted and rules.ordered
+    if not stage_first and sink.table.is_optimistic(reduced):
+        late = _late_of_several(sink, reduced, any_deleted)
         if late is None:
             return None
         verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
         at_step(6)
-        if _upsert_and_count(sink, reduced, expected_rows):
-            return verdicts
-    late = _stage(sink, reduced)
+        _upsert_and_count(sink, reduced, expected_rows)
+        return verdicts
+    late = _stage(sink, reduced, any_deleted)
     if late is None:
         return None
     verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
@@ -54,7 +68,9 @@ def write(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict]
     return verdicts
 
 
-def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | None:
+def _late_of_several(
+    sink: Sink, reduced: Reduced, any_deleted: bool
+) -> dict[Document, Stored] | None:
     """Return what is stored of documents with several events, if it is as new as their first.
 
     Return None if one of the documents was deleted before.
@@ -62,7 +78,7 @@ def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | N
     rules = sink.target.rules
     if not rules.ordered:
         return {}
-    if sink.journal.any_deleted() and sink.journal.deleted_orders(reduced.latest):
+    if any_deleted and sink.journal.deleted_orders(reduced.latest):
         return None
     place = sink.table.guard_place
     if place is None:
@@ -79,27 +95,23 @@ def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | N
     return late
 
 
-def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> bool:
-    """Upsert the batch. Roll back and return False unless the expected rows were written."""
-    # A savepoint, since a rollback would also give up the lock on the ledger row.
-    sink.connection.execute("SAVEPOINT instep")
+def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> None:
+    """Upsert the batch. Raise LateRows unless the expected rows were written."""
+    # No savepoint: it would cost every batch two statements, and few have late rows.
     written = sink.table.upsert(_rows(sink, reduced))
     if written != expected_rows:
-        sink.connection.back_to_savepoint()
         sink.table.expect_late_rows(0 if written is None else PESSIMISTIC_BATCHES)
-        return False
-    sink.connection.execute("RELEASE SAVEPOINT instep")
-    return True
+        raise LateRows
 
 
-def _stage(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | None:
+def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[Document, Stored] | None:
     """Load the batch into the stage, and return what is stored of documents if it is as new.
 
     Return None if the stage is of no use: a document was deleted before, or a stored row has no
     order value.
     """
     sink.table.fill_stage(_rows(sink, reduced))
-    if sink.target.rules.ordered and sink.journal.any_deleted():
+    if any_deleted:
         staged_key = sink.table.staged_key_as_text()
         if sink.journal.any_deleted_in_stage(staged_key, reduced.latest):
             return None

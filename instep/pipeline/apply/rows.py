@@ -24,6 +24,7 @@ def write(
     parked: Collection[Document] | None = None,
     already_applied: Collection[int] = (),
     at_step: AtStep = lambda _: None,
+    stage_first: bool = False,
 ) -> tuple[list[Verdict], list[Parked]]:
     """Write the events and return the verdict on each, and the events that have to wait.
 
@@ -31,15 +32,21 @@ def write(
     without, the first refused row raises. `parked` are the documents that are parked already;
     by default the sink is asked. `already_applied` are the offsets of events that were let through
     before the ledger was moved back: no transition is checked again, and only the table can park
-    them.
+    them. `stage_first` is for a transaction that is repeated after `fast.LateRows`.
     """
     if not events:
         return [], []
+    any_deleted = True
     if parked is None:
-        parked = sink.journal.parked_among(event.document for event in events)
+        any_parked, any_deleted = sink.journal.any_parked_or_deleted()
+        parked = set()
+        if any_parked:
+            parked = sink.journal.parked_among(event.document for event in events)
     needs_slow_path = isolate_failures or parked or already_applied
     if not needs_slow_path and sink.table.may_upsert:
-        verdicts = fast.write(sink, events, at_step)
+        verdicts = fast.write(
+            sink, events, at_step, any_deleted=any_deleted, stage_first=stage_first
+        )
         if verdicts is not None:
             return verdicts, []
     return slow.write(

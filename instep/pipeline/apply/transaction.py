@@ -36,7 +36,7 @@ import msgspec
 from instep import errors
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
-from instep.pipeline.apply import batch, rows, slow
+from instep.pipeline.apply import batch, fast, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
 from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.sink import Sink
@@ -153,6 +153,9 @@ class BatchTransaction:
             if self._times_outrun > 1:
                 self._same_table()
             raise
+        except fast.LateRows:
+            part.stage_first = True
+            return [part]
         except errors.TooMuchAtOnce:
             halves = part.halves()
             if len(halves) == 1:
@@ -298,6 +301,7 @@ class BatchTransaction:
             isolate_failures=isolate_failures,
             already_applied=reapplied,
             at_step=self._at,
+            stage_first=self.part.stage_first,
         )
         now = datetime.now(UTC)
         if sink.target.history and events:
