@@ -107,19 +107,19 @@ def run(
         )
     extras.require_spark()
     from instep.kafka.connection import Cluster
-    from instep.local import artifacts, java, local_servers
+    from instep.local import class_archives, java, local_servers
     from instep.pipeline import supervisor
 
     say = on_message or functools.partial(print, file=sys.stderr)
     java.find()
-    jars = artifacts.jars("spark-kafka")
+    files = class_archives.spark_files(queries=settings.any_query(declared, names))
     bootstrap = declared.kafka.bootstrap or local_servers.broker_on_demand(say)
     with Cluster(declared.kafka, bootstrap) as cluster:
         ended = supervisor.run(
             declared,
             names,
             cluster,
-            jars,
+            files,
             once=once,
             metrics_port=metrics_port,
             observe=functools.partial(_Callbacks, on_progress=on_progress, say=say),

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -479,6 +479,11 @@ def _origin(file: str, value: Any) -> str:
     """Return the file, and the variables in the value."""
     names = [f"${{{name}}}" for name in VARIABLE.findall(value)] if isinstance(value, str) else []
     return " with ".join([file, *names])
+
+
+def any_query(settings: Settings, names: Iterable[str]) -> bool:
+    """Return whether any of these pipelines is a query of Structured Streaming."""
+    return any(pipeline(settings, name).engine == "micro-batch" for name in names)
 
 
 def pipeline(settings: Settings, name: str) -> Pipeline:

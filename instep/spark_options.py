@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from instep import errors
 
@@ -18,6 +21,16 @@ MASTERS = (
     'use "local[*]" (all cores of this machine), "local[2]", "spark://host:7077", "yarn"'
     ' or "k8s://https://host:port"'
 )
+
+
+class SparkFiles(msgspec.Struct, frozen=True):
+    """The files that a session uses: the jars of the Kafka connector, and an archive of classes.
+
+    Resident tasks need no connector.
+    """
+
+    jars: tuple[Path, ...] = ()
+    archive: Path | None = None
 
 
 def check(master: str, memory: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from instep import settings
 from instep.kafka.connection import Cluster
-from instep.local import artifacts
+from instep.local import class_archives
 from instep.pipeline import session
 from instep.pipeline.engines import Engines
 from instep.pipeline.runner import Runner
@@ -22,12 +22,13 @@ class Host:
 
     def apply(self, order: contestant_program.Order) -> contestant_program.OrderResult:
         declared = settings.load(Path(order.config))
-        spark = session.open_session(declared.spark, artifacts.jars("spark-kafka"), self._folder)
         pipeline = settings.pipeline(declared, order.pipeline)
+        files = class_archives.spark_files(queries=settings.any_query(declared, [order.pipeline]))
+        context = session.open_context(declared.spark, files, self._folder)
         chosen = {order.pipeline: pipeline}
         with (
             contextlib.closing(Cluster(declared.kafka, declared.kafka.bootstrap or "")) as cluster,
-            Engines(spark, cluster, self._folder.path, chosen) as engines,
+            Engines(context, cluster, self._folder.path, chosen) as engines,
         ):
             engine = engines.of(order.pipeline)
             runner = Runner(order.pipeline, pipeline, cluster, engine, once=True)

@@ -125,7 +125,7 @@ def reconcile(
     declared = options.with_master(settings.load(GLOBAL.config), master)
     names = options.select_pipelines(declared, pipelines)
     _check_source(names, source, source_url, query, from_)
-    with resources.spark_jars() as jars:
+    with resources.spark_files(queries=True) as files:
         from instep.reconcile import job, repair
         from instep.reconcile.report import ReconcileVerdict
         from instep.reconcile.source import RowSource
@@ -156,7 +156,7 @@ def reconcile(
                 declared,
                 names,
                 cluster,
-                jars,
+                files,
                 request,
                 say=say,
                 progress=line.update,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep import extras, settings
@@ -16,6 +15,7 @@ from instep.cli import output
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
     from instep.pipeline.apply.maintenance import MaintenanceSession
+    from instep.spark_options import SparkFiles
 
 USER_CHARACTERS_MAX = 100
 
@@ -66,15 +66,15 @@ def maintenance_session(declared: settings.Settings, name: str) -> MaintenanceSe
 
 
 @contextmanager
-def spark_jars() -> Iterator[Sequence[Path]]:
-    """Yield the jars that Spark needs. If the command is interrupted, leave no JVM behind."""
+def spark_files(*, queries: bool) -> Iterator[SparkFiles]:
+    """Yield the files that Spark needs. If the command is interrupted, leave no JVM behind."""
     extras.require_spark()
-    from instep.local import artifacts, java, processes
+    from instep.local import class_archives, java, processes
 
     java.find()
-    jars = artifacts.jars("spark-kafka")
+    files = class_archives.spark_files(queries=queries)
     try:
-        yield jars
+        yield files
     except SystemExit:
         # a JVM that is in its first second would outlive this process
         for pid in processes.descendants(os.getpid()):

@@ -47,7 +47,7 @@ def run(
     """Apply status events to the target tables until stopped."""
     declared = options.with_master(settings.load(GLOBAL.config), master)
     names = options.select_pipelines(declared, pipelines)
-    with resources.spark_jars() as jars:
+    with resources.spark_files(queries=settings.any_query(declared, names)) as files:
         from instep.pipeline import quarantine_summary, supervisor
 
         with resources.cluster(declared) as cluster:
@@ -55,7 +55,7 @@ def run(
                 declared,
                 names,
                 cluster,
-                jars,
+                files,
                 once=once,
                 metrics_port=metrics,
                 verbose=GLOBAL.debug,

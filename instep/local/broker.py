@@ -364,13 +364,12 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _jvm(*flags: str) -> list[str]:
-    jars = artifacts.jars("kafka")
-    archived = class_archives.KAFKA.jvm_flags(jars)
+    archived = class_archives.KAFKA.jvm_flags()
     return [
         str(java.find()),
         *JVM_FLAGS,
         *archived,
         *flags,
         "-cp",
-        class_archives.kafka_class_path(jars),
+        class_archives.kafka_class_path(),
     ]

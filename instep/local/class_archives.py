@@ -1,8 +1,8 @@
 """Class-data archives: a JVM maps one into memory instead of loading thousands of classes.
 
-There is one archive for Spark and one for Kafka's brokers. It lies beside its jars, with a note of
-the Java and the jars that it was created for, and is created again when these change. The files
-`*-classes.xz` list the classes to archive. They are recorded by running the program with
+There is one archive for Spark and one for Kafka brokers, each with a note of the Java and the jars
+that it was created for. It is created again when these change. The files `*-classes.xz` list the
+classes to archive. They are recorded by running the program with
 JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE. A JVM ignores an archive that does not fit.
 
     python -m instep.local.class_archives     create the archives now
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from instep import errors
+from instep import errors, spark_options
 from instep.local import artifacts, ivy, java, keeper_client, paths
 from instep.waiting import wait_until
 
@@ -33,19 +33,18 @@ class JavaProgram:
     """A Java program whose classes are archived."""
 
     title: str
-    bundle: str
     classes: Path
     home: Callable[[], Path]
-    class_path: Callable[[list[Path]], str]
+    class_path: Callable[[], str]
 
-    def archive(self, jars: list[Path]) -> Path:
+    def archive(self) -> Path:
         """Return the path of the archive; each installation of the program has its own."""
         home = hashlib.sha256(str(self.home()).encode()).hexdigest()[:12]
-        return jars[0].with_name(f"classes-{home}.jsa")
+        return paths.cache() / "classes" / f"{self.title.lower()}-{home}.jsa"
 
-    def jvm_flags(self, jars: list[Path]) -> list[str]:
+    def jvm_flags(self) -> list[str]:
         """Return the JVM flags that use the archive, if it exists, without any warnings."""
-        archive = self.archive(jars)
+        archive = self.archive()
         if not archive.exists():
             return []
         return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"]
@@ -56,12 +55,21 @@ def spark_home() -> Path:
     return ivy.find().parent.parent
 
 
-def spark_class_path(jars: list[Path]) -> str:
-    """Return the class path as Spark's own scripts build it, with these jars in front."""
+def spark_class_path() -> str:
+    """Return the class path as Spark's own scripts build it."""
     home = spark_home()
     configuration = os.environ.get("SPARK_CONF_DIR") or str(home / "conf")
     first = [str(jar) for jar in sorted((home / "jars").glob("slf4j-api-*.jar"))]
-    return os.pathsep.join([*map(str, jars), configuration, *first, str(home / "jars" / "*")])
+    return os.pathsep.join([configuration, *first, str(home / "jars" / "*")])
+
+
+def spark_files(*, queries: bool) -> spark_options.SparkFiles:
+    """Return what a Spark session needs; for queries, fetch the Kafka connector if necessary."""
+    archive = SPARK.archive()
+    return spark_options.SparkFiles(
+        jars=tuple(artifacts.jars("spark-kafka")) if queries else (),
+        archive=archive if archive.exists() else None,
+    )
 
 
 def kafka_home() -> Path:
@@ -69,23 +77,19 @@ def kafka_home() -> Path:
     return artifacts.jars("kafka")[0].parent
 
 
-def kafka_class_path(jars: list[Path]) -> str:
+def kafka_class_path() -> str:
     """Return the class path of a broker.
 
     It names each jar, because an archive fits only the same jars in the same order.
     """
-    return os.pathsep.join(map(str, jars))
+    return os.pathsep.join(map(str, artifacts.jars("kafka")))
 
 
 SPARK = JavaProgram(
-    "Spark",
-    "spark-kafka",
-    Path(__file__).with_name("spark-classes.xz"),
-    spark_home,
-    spark_class_path,
+    "Spark", Path(__file__).with_name("spark-classes.xz"), spark_home, spark_class_path
 )
 KAFKA = JavaProgram(
-    "Kafka", "kafka", Path(__file__).with_name("kafka-classes.xz"), kafka_home, kafka_class_path
+    "Kafka", Path(__file__).with_name("kafka-classes.xz"), kafka_home, kafka_class_path
 )
 PROGRAMS = (SPARK, KAFKA)
 
@@ -94,10 +98,8 @@ def prepare_in_background(
     program: JavaProgram, say: Callable[[str], None]
 ) -> subprocess.Popen[bytes] | None:
     """Start a process that creates a missing archive and outlives this one."""
-    if artifacts.is_kept(program.bundle):
-        jars = artifacts.jars(program.bundle)
-        if _is_current(program.archive(jars), _current_note(program, jars)):
-            return None
+    if _is_current(program.archive(), _current_note(program)):
+        return None
     say(
         f"preparing {program.title}'s classes in the background for faster starts:"
         f" once for this Java and this {program.title}"
@@ -119,12 +121,11 @@ def prepare(program: JavaProgram, say: Callable[[str], None]) -> bool:
 
     A failure is only reported, because everything works without the archive.
     """
-    jars = artifacts.jars(program.bundle)
-    folder = jars[0].parent
-    archive, wanted = program.archive(jars), _current_note(program, jars)
+    archive, wanted = program.archive(), _current_note(program)
     if _is_current(archive, wanted):
         return True
-    with (folder / "classes.lock").open("a") as lock:
+    archive.parent.mkdir(exist_ok=True)
+    with (archive.parent / f"{program.title.lower()}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -134,8 +135,8 @@ def prepare(program: JavaProgram, say: Callable[[str], None]) -> bool:
             f" once for this Java and this {program.title}, about 20 s"
         )
         try:
-            _sweep(folder)
-            _make(program, archive, jars, wanted)
+            _sweep(archive.parent)
+            _make(program, archive, wanted)
         except (errors.InstepError, OSError) as error:
             say(
                 f"{program.title}'s classes could not be archived,"
@@ -160,17 +161,19 @@ def _note(archive: Path) -> dict[str, str]:
 
 def _sweep(folder: Path) -> None:
     """Remove the archives of installations that no longer exist."""
-    for archive in folder.glob("classes-*.jsa"):
+    for archive in folder.glob("*.jsa"):
         if not Path(_note(archive).get("home", "")).is_dir():
             archive.unlink(missing_ok=True)
             archive.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _current_note(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
+def _current_note(program: JavaProgram) -> dict[str, str]:
     java_program = java.find().resolve()
     release = java_program.parent.parent / "release"
     home = program.home()
-    facts = ((jar.name, jar.stat()) for jar in [*jars, *sorted(home.glob("jars/*.jar"))])
+    facts = (
+        (jar.name, jar.stat()) for jar in sorted([*home.glob("*.jar"), *home.glob("jars/*.jar")])
+    )
     version = str(java_program.stat().st_mtime_ns)
     if release.is_file():
         version = release.read_text(encoding="utf-8", errors="replace")
@@ -184,16 +187,16 @@ def _current_note(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
     }
 
 
-def _make(program: JavaProgram, archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
+def _make(program: JavaProgram, archive: Path, wanted: dict[str, str]) -> None:
     """Create the archive in a temporary folder, and move it into place when it is complete."""
-    with artifacts.work_folder(archive.parent.parent, f"{program.bundle}-classes") as (
+    with artifacts.work_folder(archive.parent.parent, f"{program.title.lower()}-classes") as (
         keeper,
         work,
     ):
         names, new, note = work / "classes.list", work / "new.jsa", work / "new.json"
         names.write_bytes(lzma.decompress(program.classes.read_bytes()))
         options = [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={new}"]
-        _dump(keeper, options, program.class_path(jars), work / "java.log")
+        _dump(keeper, options, program.class_path(), work / "java.log")
         if not new.is_file():
             raise errors.InstepError("the JVM wrote no archive")
         new.replace(archive)

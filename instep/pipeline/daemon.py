@@ -5,21 +5,20 @@ The daemon forks the workers, so they share these modules in memory and start fa
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import importlib
+import os
 
 import pyspark.worker  # noqa: F401 - loaded for the workers
 from pyspark.daemon import manager
 
-import instep.pipeline.micro_batch.task  # noqa: F401 - loaded for the workers
-from instep import errors
+PRELOAD = "INSTEP_PRELOAD"  # names of modules, separated by commas; session.py sets it
 
 
 def main() -> None:
     """Load the modules and run Spark's daemon."""
-    for driver in ("postgres", "mysql", "sqlite"):
-        with contextlib.suppress(errors.MissingPart):  # only the drivers in use are installed
-            __import__(f"instep.sinks.{driver}")
+    for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     manager()

@@ -12,7 +12,7 @@ from instep.pipeline.engine import Engine
 from instep.pipeline.resident.engine import ResidentEngine
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 
 class Engines:
@@ -20,18 +20,18 @@ class Engines:
 
     def __init__(
         self,
-        spark: SparkSession,
+        context: SparkContext,
         cluster: Cluster,
         folder: Path,
         pipelines: Mapping[str, settings.Pipeline],
         *,
         tasks_max: int | None = None,
     ) -> None:
-        """Take the session, and a folder for temporary files.
+        """Take the session's context, and a folder for temporary files.
 
         `tasks_max` limits the resident tasks, for example to the number of partitions.
         """
-        self._spark, self._cluster, self._folder = spark, cluster, folder
+        self._context, self._cluster, self._folder = context, cluster, folder
         self._pipelines, self._tasks_max = pipelines, tasks_max
         self._micro_batch: Engine | None = None
         self._resident: ResidentEngine | None = None
@@ -40,13 +40,17 @@ class Engines:
         """Return the engine of a pipeline."""
         if self._pipelines[name].engine == "micro-batch":
             if self._micro_batch is None:
+                # Imported here: resident tasks need neither SQL nor Arrow.
+                from pyspark.sql import SparkSession
+
                 from instep.pipeline.micro_batch.flow import MicroBatchEngine
 
-                self._micro_batch = MicroBatchEngine(self._spark, self._cluster, self._folder)
+                spark = SparkSession.builder.getOrCreate()  # on the active context
+                self._micro_batch = MicroBatchEngine(spark, self._cluster, self._folder)
             return self._micro_batch
         if self._resident is None:
             self._resident = ResidentEngine(
-                self._spark.sparkContext,
+                self._context,
                 self._cluster,
                 self._resident_pipelines(),
                 tasks=self._tasks(),
@@ -77,7 +81,7 @@ class Engines:
 
         They keep their slots, so queries of the other engine need slots that stay free.
         """
-        slots: int = self._spark.sparkContext.defaultParallelism
+        slots: int = self._context.defaultParallelism
         if len(self._resident_pipelines()) < len(self._pipelines):
             slots = max(1, slots // 2)
         return max(1, min(slots, self._tasks_max or slots))

@@ -1,9 +1,8 @@
-"""The Spark session, set up for short micro-batches."""
+"""The Spark session, set up for a quick start and for short micro-batches."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -19,20 +18,22 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from instep import errors, settings, spark_options
 from instep.pipeline import jvm
+from instep.spark_options import SparkFiles
 
 STOP_TIMEOUT_MS = 2_500
 JVM_END_TIMEOUT_S = 5.0
 TASK_TRIES_MAX = 4
-# Ten times the defaults. Code that runs for every record is still fully optimised; compiling the
-# rest costs more than it saves.
+# Resident tasks do their work in Python: what the JVM does is not worth the optimising compiler.
+QUICK_COMPILER = ("-XX:TieredStopAtLevel=1",)
+# For queries, ten times the defaults. Code that runs for every record is still fully optimised;
+# compiling the rest costs more than it saves.
 COMPILER = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
@@ -40,11 +41,13 @@ COMPILER = (
     "-XX:Tier4BackEdgeThreshold=400000",
 )
 # Settings whose values are lists, with their separators.
-LISTS = {"spark.driver.extraClassPath": os.pathsep}
+LISTS = {"spark.jars": ","}
 LOCK = "lock"
 SOCKET_PATH_BYTES_MAX = 104  # on macOS; Linux allows 108
 SOCKET_NAME_BYTES = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 LOCKLESS_S_MAX = 24 * 3600
+# What the daemon of the Python workers loads before it forks them (see daemon.py).
+RESIDENT, QUERIES = "instep.pipeline.resident.worker", "instep.pipeline.micro_batch.task"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -90,53 +93,58 @@ class RunFolder:
 
 
 def open_session(
-    spark: settings.Spark, jars: Sequence[Path], place: RunFolder, *, verbose: bool = False
+    spark: settings.Spark, files: SparkFiles, place: RunFolder, *, verbose: bool = False
 ) -> SparkSession:
-    """Start Spark, or raise an error that says why it does not start."""
+    """Start Spark with SQL, or raise an error that says why it does not start."""
+    open_context(spark, files, place, verbose=verbose)
+    return SparkSession.builder.getOrCreate()  # on the active context
+
+
+def open_context(
+    spark: settings.Spark, files: SparkFiles, place: RunFolder, *, verbose: bool = False
+) -> SparkContext:
+    """Start Spark without SQL, which takes half a second less."""
     spark_options.check(spark.master, spark.memory)
     spark_options.refuse_silent(spark.master)
     if not verbose:
         logging.getLogger().addFilter(_is_not_py4j)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # The workers' daemon inherits this from the JVM.
+    os.environ["INSTEP_PRELOAD"] = ",".join([RESIDENT, *([QUERIES] if files.jars else [])])
     given, options = jvm.without_arguments(spark.conf, place.path)
-    conf = joined(_conf(spark, jars, place, verbose, options), given)
+    conf = joined(_conf(spark, files, place, verbose, options), given)
     conf |= {
         "spark.master": retrying(spark.master),
         "spark.app.name": conf.get("spark.app.name", "instep"),
     }
-    builder = SparkSession.builder
-    for name, value in conf.items():
-        builder = builder.config(name, value)
     try:
         with nullcontext() if verbose else _stderr_to(place.log):
             jvm.launch(conf, place.path)
-            session = builder.getOrCreate()
+            context = SparkContext.getOrCreate(SparkConf().setAll(list(conf.items())))
     except (PySparkException, Py4JError) as error:
         raise _not_started(place.log, error) from error
-    session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
+    context.setLogLevel("WARN" if verbose else "ERROR")
     if not verbose:
-        silence_lost_connections(session.sparkContext._accumulatorServer)
-    return session
+        silence_lost_connections(context._accumulatorServer)
+    return context
 
 
 class Session:
     """A Spark session and its temporary folder. Both are replaced if the folder is lost."""
 
-    def __init__(
-        self, spark: settings.Spark, jars: Sequence[Path], *, verbose: bool = False
-    ) -> None:
-        self._settings, self._jars, self._verbose = spark, jars, verbose
+    def __init__(self, spark: settings.Spark, files: SparkFiles, *, verbose: bool = False) -> None:
+        self._settings, self._files, self._verbose = spark, files, verbose
         self.place = RunFolder()
-        self._spark: SparkSession | None = None
+        self._context: SparkContext | None = None
 
     @property
-    def spark(self) -> SparkSession:
-        """Return the session; start it if necessary."""
-        if self._spark is None:
-            self._spark = open_session(
-                self._settings, self._jars, self.place, verbose=self._verbose
+    def context(self) -> SparkContext:
+        """Return the session's context; start it if necessary."""
+        if self._context is None:
+            self._context = open_context(
+                self._settings, self._files, self.place, verbose=self._verbose
             )
-        return self._spark
+        return self._context
 
     def is_lost(self) -> bool:
         """Return whether the folder was removed."""
@@ -151,10 +159,19 @@ class Session:
 
     def stop(self) -> None:
         """Stop the session, if there is one."""
-        spark, self._spark = self._spark, None
-        if spark is not None:
+        context, self._context = self._context, None
+        if context is not None:
             with suppress(Py4JError, OSError):
-                spark.stop()
+                _stop(context)
+
+
+def _stop(context: SparkContext) -> None:
+    """Stop the session, or the context if there is no session."""
+    session = SparkSession.getActiveSession()
+    if session is not None and session.sparkContext is context:
+        session.stop()
+    else:
+        context.stop()
 
 
 def _end_jvm() -> None:
@@ -190,9 +207,9 @@ def _is_not_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in record.pathname
 
 
-def refuse_dead(session: SparkSession) -> None:
+def refuse_dead(context: SparkContext) -> None:
     """Raise if Spark's JVM has ended: every thread would wait for its answers for ever."""
-    gateway = session.sparkContext._gateway
+    gateway = context._gateway
     if gateway is not None and gateway.proc.poll() is not None:
         raise errors.SparkGone("Spark's JVM is gone: it was killed, or out of memory")
 
@@ -261,7 +278,7 @@ def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
 
 def _conf(
     spark: settings.Spark,
-    jars: Sequence[Path],
+    files: SparkFiles,
     place: RunFolder,
     verbose: bool,
     given: Sequence[str] = (),
@@ -270,8 +287,8 @@ def _conf(
         f"-Dinstep.log={place.log}",
         "-XX:+UseSerialGC",
         f"-Djava.io.tmpdir={place.path}",
-        *COMPILER,
-        *_archived(jars),
+        *(COMPILER if files.jars else QUICK_COMPILER),
+        *_archived(files.archive),
     ]
     options += given
     if not verbose:
@@ -299,30 +316,21 @@ def _conf(
         ),
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     }
+    if files.jars:
+        conf |= {"spark.jars": ",".join(map(str, files.jars))}
     if spark.master.startswith("local"):
-        # On the class path from the start, as in the class archive.
-        conf |= {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Other users of this machine must not connect to Spark's ports.
         conf |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(32)}
         # Only here: executors on other machines may get instep only after their daemon starts.
         conf |= {"spark.python.daemon.module": "instep.pipeline.daemon"}
-    else:
-        conf |= {"spark.jars": ",".join(map(str, jars))}
     return conf
 
 
-def _archived(jars: Sequence[Path]) -> list[str]:
-    """Return the JVM options for the class archive beside the jars, if there is one.
-
-    The JVM ignores an archive that does not fit.
-    """
+def _archived(archive: Path | None) -> list[str]:
+    """Return the JVM options for the class archive. The JVM ignores one that does not fit."""
     options = ["-Xlog:cds=off", "-Xlog:class+path=off"]
-    home = hashlib.sha256(str(Path(pyspark.__file__).parent).encode()).hexdigest()[:12]
-    archive = jars[0].with_name(f"classes-{home}.jsa") if jars else None
-    if archive is not None and archive.exists():
-        options.insert(0, f"-XX:SharedArchiveFile={archive}")
-    return options
+    return options if archive is None else [f"-XX:SharedArchiveFile={archive}", *options]
 
 
 def _sweep() -> None:

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,10 +24,11 @@ from instep.pipeline.metrics import MetricsServer
 from instep.pipeline.reporter import Reporter
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection
+from instep.spark_options import SparkFiles
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 TICK_INTERVAL_S = 0.1
 KEEP_WARM_INTERVAL_S = 30.0
@@ -40,7 +40,7 @@ def run(
     declared: settings.Settings,
     names: Sequence[str],
     cluster: Cluster,
-    jars: Sequence[Path],
+    files: SparkFiles,
     *,
     once: bool = False,
     metrics_port: int | None = None,
@@ -60,7 +60,7 @@ def run(
     backlogs = _measure(chosen, cluster, observe([]).say)
     runners: list[Runner] = []
     server = MetricsServer(metrics_port, runners) if metrics_port is not None else None
-    opened = session.Session(declared.spark, jars, verbose=verbose)
+    opened = session.Session(declared.spark, files, verbose=verbose)
     try:
         with _stop_signals(stop or Stop(exits=True)) as stopped:
             pool = _EnginePool(opened, cluster, chosen, backlogs)
@@ -212,7 +212,7 @@ class _EnginePool:
 
     def _open(self) -> None:
         self._engines = Engines(
-            self.opened.spark,
+            self.opened.context,
             self._cluster,
             self.opened.place.path,
             self._chosen,
@@ -220,7 +220,7 @@ class _EnginePool:
         )
         self._warm: _KeepWarm | None = None
         if any(pipeline.engine == "micro-batch" for pipeline in self._chosen.values()):
-            self._warm = _KeepWarm(self.opened.spark)
+            self._warm = _KeepWarm(self.opened.context)
 
     def of(self, name: str) -> Engine:
         """Return the engine of a pipeline."""
@@ -228,7 +228,7 @@ class _EnginePool:
 
     def tick(self) -> None:
         """Keep the session ready; raise if its JVM has ended."""
-        session.refuse_dead(self.opened.spark)
+        session.refuse_dead(self.opened.context)
         if self._warm is not None:
             self._warm.tick()
 
@@ -298,9 +298,8 @@ class _KeepWarm:
     Workers start while the pipelines do, and Spark ends those that are idle for a minute.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._cores = spark.sparkContext.defaultParallelism
+    def __init__(self, context: SparkContext) -> None:
+        self._cores = context.defaultParallelism
         self._due = time.monotonic()
         self._thread: threading.Thread | None = None
 
@@ -313,9 +312,11 @@ class _KeepWarm:
 
     def _ping(self) -> None:
         with contextlib.suppress(Exception):  # the session may have ended; only speed is lost
+            from pyspark.sql import SparkSession
+
             from instep.pipeline.micro_batch import arrow, task
 
-            numbers = self._spark.range(0, self._cores, 1, self._cores)
+            numbers = SparkSession.builder.getOrCreate().range(0, self._cores, 1, self._cores)
             arrow.map_batches(numbers, task.ping, "id long").collect()
 
 

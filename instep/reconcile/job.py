@@ -78,6 +78,7 @@ from instep.sinks import inspection, target
 from instep.sinks.ledger import AppliedRanges
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
+from instep.spark_options import SparkFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ def run(
     declared: settings.Settings,
     names: Sequence[str],
     cluster: Cluster,
-    jars: Sequence[Path],
+    files: SparkFiles,
     request: Request,
     *,
     say: Say,
@@ -125,7 +126,7 @@ def run(
     run_folder = session.RunFolder()
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        spark = session.open_session(declared.spark, jars, run_folder, verbose=verbose)
+        spark = session.open_session(declared.spark, files, run_folder, verbose=verbose)
         for number, handler in handlers:
             signal.signal(number, handler)  # Spark installs its own handler when it starts
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,11 +16,16 @@ from instep.pipeline import session
 
 
 @pytest.fixture
-def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Copy the connector's jars to a folder of the test."""
-    copied = [Path(shutil.copy(jar, tmp_path)) for jar in artifacts.jars("spark-kafka")]
-    monkeypatch.setattr(artifacts, "jars", lambda _bundle: copied)
-    return copied
+def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a jar and the archives into folders of the test."""
+    home = tmp_path / "home"
+    (home / "jars").mkdir(parents=True)
+    monkeypatch.setattr(class_archives, "spark_home", lambda: home)
+    monkeypatch.setattr(
+        class_archives, "SPARK", dataclasses.replace(class_archives.SPARK, home=lambda: home)
+    )
+    monkeypatch.setattr(paths, "cache", lambda: tmp_path)
+    return Path(shutil.copy(artifacts.jars("spark-kafka")[0], home / "jars"))
 
 
 def test_a_broker_starts_from_the_archive() -> None:
@@ -37,15 +43,14 @@ def test_the_jvm_uses_the_archive() -> None:
     assert class_archives.prepare(class_archives.SPARK, lambda line: pytest.fail(line)), (
         "made twice"
     )
-    jars = artifacts.jars("spark-kafka")
-    taken = session._archived(jars)[0]
+    taken = session._archived(class_archives.spark_files(queries=False).archive)[0]
     assert taken.startswith("-XX:SharedArchiveFile=")
     options = [
         "-Xshare:on",
         taken,
         "-XX:+UseSerialGC",
         "-cp",
-        class_archives.spark_class_path(jars),
+        class_archives.spark_class_path(),
     ]
     assert (
         subprocess.run(
@@ -56,14 +61,13 @@ def test_the_jvm_uses_the_archive() -> None:
 
 
 def test_an_outdated_archive_is_created_again(
-    jars: list[Path], monkeypatch: pytest.MonkeyPatch
+    jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created: list[Path] = []
 
     def make(
         _program: class_archives.JavaProgram,
         archive: Path,
-        _jars: list[Path],
         wanted: dict[str, str],
     ) -> None:
         created.append(archive)
@@ -72,15 +76,16 @@ def test_an_outdated_archive_is_created_again(
 
     monkeypatch.setattr(class_archives, "_make", make)
     messages: list[str] = []
-    of_another = jars[0].with_name("classes-1.jsa")
+    of_another = tmp_path / "classes" / "spark-1.jsa"
+    of_another.parent.mkdir()
     of_another.touch()
     of_another.with_suffix(".json").write_text('{"home": "/no/such/place"}')
     assert class_archives.prepare(class_archives.SPARK, messages.append)
     assert class_archives.prepare(class_archives.SPARK, messages.append)
     assert (len(created), len(messages), of_another.exists()) == (1, 1, False)
-    jars[0].write_bytes(jars[0].read_bytes() + b"x")
+    jar.write_bytes(jar.read_bytes() + b"x")
     assert class_archives.prepare(class_archives.SPARK, messages.append)
-    os.utime(jars[0], (1, 1))
+    os.utime(jar, (1, 1))
     assert class_archives.prepare(class_archives.SPARK, messages.append)
     created[0].with_suffix(".json").write_text("{")
     assert class_archives.prepare(class_archives.SPARK, messages.append)
@@ -88,15 +93,13 @@ def test_an_outdated_archive_is_created_again(
 
 
 def test_an_archive_is_created_in_the_background(
-    jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Make the archive in a separate process, whose log has the outcome.
 
     Start nothing when the archive exists.
     """
-    monkeypatch.setattr(artifacts, "is_kept", lambda _bundle: True)
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: False)
-    monkeypatch.setattr(paths, "cache", lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setattr(class_archives, "_current_note", lambda *_: {})
     messages: list[str] = []
@@ -112,7 +115,7 @@ def test_an_archive_is_created_in_the_background(
 
 
 def test_a_jvm_that_cannot_create_archives_is_reported_and_leaves_nothing(
-    jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / "odd"
     odd.mkdir()
@@ -123,4 +126,5 @@ def test_a_jvm_that_cannot_create_archives_is_reported_and_leaves_nothing(
     messages: list[str] = []
     assert not class_archives.prepare(class_archives.SPARK, messages.append)
     assert "no archives here" in messages[-1]
-    assert not list(jars[0].parent.glob("*.js*"))
+    assert jar.exists()
+    assert not list(tmp_path.rglob("*.js*"))

@@ -16,6 +16,7 @@ from pyspark import SparkContext, accumulators
 
 from instep import errors, settings
 from instep.pipeline import session
+from instep.spark_options import SparkFiles
 
 
 @pytest.mark.parametrize(
@@ -32,15 +33,15 @@ def test_a_local_master_retries_a_failed_task(master: str, expected: str) -> Non
 
 
 def test_the_users_spark_settings_override_the_defaults() -> None:
-    given = {"spark.ui.enabled": "true", "spark.driver.extraClassPath": "/x.jar"}
+    given = {"spark.ui.enabled": "true", "spark.jars": "/x.jar"}
     ours = {
         "spark.ui.enabled": "false",
-        "spark.driver.extraClassPath": "/y.jar",
+        "spark.jars": "/y.jar",
         "z": "1",
     }
     assert session.joined(ours, given) == {
         "spark.ui.enabled": "true",
-        "spark.driver.extraClassPath": os.pathsep.join(("/y.jar", "/x.jar")),
+        "spark.jars": "/y.jar,/x.jar",
         "z": "1",
     }
 
@@ -79,19 +80,18 @@ def test_a_lost_connection_to_the_jvm_prints_no_traceback(
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("master", "key"),
-    [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")],
-)
-def test_the_connectors_jars_are_passed_to_spark(master: str, key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("master", ["local[2]", "spark://h:7077"])
+def test_only_queries_load_the_connectors_jars(master: str, tmp_path: Path) -> None:
     place = session.RunFolder()
-    conf = session._conf(
-        settings.Spark(master=master), [tmp_path / "a.jar", tmp_path / "b.jar"], place, False
-    )
+    spark = settings.Spark(master=master)
+    jars = (tmp_path / "a.jar", tmp_path / "b.jar")
+    queries = session._conf(spark, SparkFiles(jars), place, False)
+    resident = session._conf(spark, SparkFiles(), place, False)
     place.remove()
-    assert "a.jar" in conf[key]
-    assert "b.jar" in conf[key]
-    assert ("spark.python.daemon.module" in conf) is master.startswith("local")
+    assert queries["spark.jars"] == f"{jars[0]},{jars[1]}"
+    assert "spark.jars" not in resident
+    assert "-XX:TieredStopAtLevel=1" in resident["spark.driver.extraJavaOptions"]
+    assert ("spark.python.daemon.module" in resident) is master.startswith("local")
 
 
 def test_the_folder_of_another_live_run_is_kept(
@@ -131,6 +131,6 @@ def test_sockets_are_not_used_in_a_temporary_folder_with_a_long_path(
     with tempfile.TemporaryDirectory(prefix="x" * characters) as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         place = session.RunFolder()
-        conf = session._conf(settings.Spark(), [], place, verbose=False)
+        conf = session._conf(settings.Spark(), SparkFiles(), place, verbose=False)
         place.remove()
     assert conf["spark.python.unix.domain.socket.enabled"] == uses_sockets

@@ -31,6 +31,7 @@ from instep.pipeline.runner import Runner
 from instep.reconcile import job, repair, spark_progress
 from instep.sinks import preparation
 from instep.sinks.journal_entries import Selection
+from instep.spark_options import SparkFiles
 from tests.support.databases import has_uuid_type, run_sql
 from tests.support.guard_model import Model
 from tests.support.open_transaction import wait_until_ended
@@ -911,7 +912,7 @@ def test_a_pipeline_that_cannot_be_compared_does_not_stop_the_others(
     declared = settings.Settings(pipelines={"gone": gone, "good": good})
     said: list[str] = []
     reports = job.run(
-        declared, ["gone", "good"], cluster, [], job.Request(wait_s=0), say=said.append
+        declared, ["gone", "good"], cluster, SparkFiles(), job.Request(wait_s=0), say=said.append
     )
     assert [(report.pipeline, report.in_step) for report in itertools.islice(reports, 1)] == [
         ("good", True)

@@ -13,7 +13,7 @@ import pytest
 from instep import settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
-from instep.local import artifacts, broker
+from instep.local import broker, class_archives
 from instep.pipeline import session
 from instep.pipeline.engines import Engines
 from instep.pipeline.runner import Runner, RunnerState
@@ -42,7 +42,9 @@ class OwnRunner(Runner):
         *,
         once: bool,
     ) -> None:
-        self._engines = Engines(spark, cluster, folder, {name: pipeline}, tasks_max=TASKS)
+        self._engines = Engines(
+            spark.sparkContext, cluster, folder, {name: pipeline}, tasks_max=TASKS
+        )
         super().__init__(name, pipeline, cluster, self._engines.of(name), once=once)
 
     def run(self) -> None:
@@ -61,7 +63,7 @@ def both_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def spark() -> Iterator[SparkSession]:
     place = session.RunFolder()
     opened = session.open_session(
-        settings.Spark(master="local[8]"), artifacts.jars("spark-kafka"), place
+        settings.Spark(master="local[8]"), class_archives.spark_files(queries=True), place
     )
     yield opened
     opened.stop()

@@ -17,7 +17,7 @@ import threading
 import psutil
 
 from instep import settings
-from instep.local import artifacts, processes
+from instep.local import class_archives, processes
 from instep.pipeline import session
 
 HIDDEN = "hush-hush"
@@ -37,7 +37,7 @@ def main() -> None:
     watcher = threading.Thread(target=_watch, args=(seen, ended))
     watcher.start()
     place = session.RunFolder()
-    opened = session.open_session(spark, artifacts.jars("spark-kafka"), place)
+    opened = session.open_session(spark, class_archives.spark_files(queries=True), place)
     jvm = opened.sparkContext._jvm
     assert jvm is not None
     java = jvm.java.lang.System
