@@ -7,7 +7,7 @@ begins and ends, and in which order its statements come, is up to the caller (`p
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
@@ -95,7 +95,12 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def append(
-        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
+        self,
+        table: str,
+        columns: tuple[str, ...],
+        rows: Iterable[tuple[Any, ...]],
+        *,
+        skip_existing: bool,
     ) -> None:
         """Add rows to one of instep's tables; an existing key is an error, or is skipped."""
 

@@ -288,7 +288,12 @@ class MysqlConnection(Connection):
             )
 
     def append(
-        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
+        self,
+        table: str,
+        columns: tuple[str, ...],
+        rows: Iterable[tuple[Any, ...]],
+        *,
+        skip_existing: bool,
     ) -> None:
         names = ", ".join(map(self.quoted, columns))
         after = ""
@@ -296,7 +301,7 @@ class MysqlConnection(Connection):
             # not INSERT IGNORE, which would also accept values that do not fit
             first = self.quoted(columns[0])
             after = f" ON DUPLICATE KEY UPDATE {first} = {first}"
-        self.insert_rows(f"INSERT INTO {table} ({names})", rows, after)
+        self.insert_rows(f"INSERT INTO {table} ({names})", list(rows), after)
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,11 +11,10 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import kinds
-from instep.document.decoding import Event
-from instep.document.guard import Document, Verdict
+from instep.document.guard import Document
 from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, tls
-from instep.sinks.connection import Connection, Rows, no_driver
+from instep.sinks.connection import Connection, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
@@ -120,30 +118,9 @@ ARRAY_ROWS_MAX = 50  # for more rows, COPY costs less than the conversion of arr
 # every transaction relies on these: times as text in one form, and a limit for lock waits
 SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO", "lock_timeout": "30s"}
 
-# Binary COPY is a header, then rows (the number of fields, then each field after its length), then
-# a trailer. See "Binary Format" in PostgreSQL's documentation of COPY.
-COPY_HEAD, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
-NULL = b"\xff\xff\xff\xff"
-TIME_ZERO_US = 946_684_800_000_000  # 2000-01-01: PostgreSQL counts from there
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # order values of times that Python cannot represent
 # key types that compare differently from text; staged ids, which are text, are cast to them
 KEY_CASTS = {"character": "::bpchar", "citext": "::citext"}
-PACKED_COLUMNS = (
-    "pipeline",
-    "topic",
-    "partition",
-    "committed_at",
-    "verdict",
-    "offset",
-    "document",
-    "status",
-    "order_value",
-    "event_time",
-)
-_length = struct.Struct(">i").pack
-_number = struct.Struct(">iq").pack
-_two_numbers = struct.Struct(">iqiq").pack
-_number_and_length = struct.Struct(">iqi").pack
 
 
 class PostgresConnection(Connection):
@@ -227,7 +204,12 @@ class PostgresConnection(Connection):
         return iter(self.cursor.execute(statement, parameters, prepare=False))
 
     def append(
-        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
+        self,
+        table: str,
+        columns: tuple[str, ...],
+        rows: Iterable[tuple[Any, ...]],
+        *,
+        skip_existing: bool,
     ) -> None:
         types = [APPEND_TYPES[column] for column in columns]
         if not skip_existing:
@@ -249,17 +231,12 @@ class PostgresConnection(Connection):
         types: Sequence[str],
         rows: Iterable[tuple[Any, ...]],
     ) -> None:
-        """Load rows with binary COPY."""
+        """Load rows with binary COPY. The server stores the first ones while others are made."""
         with self.cursor.copy(self._copy_statement(table, columns)) as copy:
             copy.set_types(types)
             write = copy.write_row
             for row in rows:
                 write(row)
-
-    def copy_bytes(self, table: str, columns: Sequence[str], packed: bytes) -> None:
-        """Load rows that are in the format of binary COPY already."""
-        with self.cursor.copy(self._copy_statement(table, columns)) as copy:
-            copy.write(packed)
 
     def plain_name(self, name: str) -> str:
         """Return a quoted name for a statement without parameters."""
@@ -294,46 +271,6 @@ class PostgresConnection(Connection):
         That is so behind a pooler, outside a transaction.
         """
         return self.is_pooled and self.driver.info.transaction_status is TransactionStatus.IDLE
-
-
-class PostgresJournal(Journal):
-    """The journal in a PostgreSQL database."""
-
-    connection: PostgresConnection
-
-    def append_history(
-        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
-    ) -> None:
-        rows = self._packed(partition, events, verdicts, at)
-        packed = b"".join([COPY_HEAD, *rows, COPY_END])
-        self.connection.copy_bytes("instep_history", PACKED_COLUMNS, packed)
-
-    def _packed(
-        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
-    ) -> Iterator[bytes]:
-        """Pack rows of the history in the format of binary COPY.
-
-        The driver's way, value by value, takes as long as the server takes to store the row.
-        What all rows, or all rows with one verdict, have in common is packed once.
-        """
-        common = (
-            struct.pack(">h", len(PACKED_COLUMNS))
-            + _packed_text(self.pipeline)
-            + _packed_text(self.topic)
-            + struct.pack(">ii", 4, partition)
-            + _number(8, kinds.micros(at) - TIME_ZERO_US)
-        )
-        starts = {verdict: common + _packed_text(verdict.value) for verdict in set(verdicts)}
-        statuses = {status: _packed_text(status) for status in {event.status for event in events}}
-        for event, verdict in zip(events, verdicts, strict=True):
-            document, order, at_us = str(event.document).encode(), event.order, event.at_us
-            if order is None or at_us is None:
-                time = NULL if at_us is None else _number(8, at_us - TIME_ZERO_US)
-                end = (NULL if order is None else _number(8, order)) + time
-            else:
-                end = _two_numbers(8, order, 8, at_us - TIME_ZERO_US)
-            offset = _number_and_length(8, event.offset, len(document))
-            yield starts[verdict] + offset + document + statuses[event.status] + end
 
 
 class PostgresTargetTable(TargetTable):
@@ -497,19 +434,12 @@ class PostgresTargetTable(TargetTable):
 def open_sink(to: Target) -> Sink:
     """Open a connection to a target in PostgreSQL."""
     opened = PostgresConnection(to)
-    return Sink(PostgresTargetTable(opened), PostgresJournal(opened))
+    return Sink(PostgresTargetTable(opened), Journal(opened))
 
 
 def _key_cast(key: TargetColumn) -> str:
     """Return the cast that makes a text compare like this key column; empty for most types."""
     return KEY_CASTS.get(key.declared.partition("(")[0].rpartition(".")[2], "")
-
-
-def _packed_text(text: str | None) -> bytes:
-    if text is None:
-        return NULL
-    packed = text.encode()
-    return _length(len(packed)) + packed
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +12,7 @@ from instep import errors
 from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
+from instep.document.identity import Id
 from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.sink import Sink
 from tests.support.databases import declare, run_sql
@@ -93,6 +95,31 @@ def test_every_value_is_read_back_unchanged(count: int, database_url: str, open_
         assert lived.event_time == (None if event.at_us is None else kinds.from_micros(event.at_us))
         assert (lived.verdict, lived.committed_at) == (verdict.value, COMMITTED)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count,)]
+
+
+def test_ids_of_every_type_are_kept_as_text(database_url: str, open_sink: Open) -> None:
+    sink = open_sink(declare(database_url))
+    ids: list[Id] = [7, -(2**63), UUID(int=7)]
+    keep(sink, [Event(n, document, n, None, "NEW", ()) for n, document in enumerate(ids)])
+    stored = run_sql(database_url, "SELECT document FROM instep_history ORDER BY order_value")
+    assert stored == [(str(document),) for document in ids]
+
+
+def test_the_ledger_offset_of_a_later_event_is_kept(database_url: str, open_sink: Open) -> None:
+    sink = open_sink(declare(database_url))
+    keep(sink, events(1))
+    for partition, ledger_offset in ((4, 2**63 - 1), (5, 0)):
+        with sink.transaction():
+            sink.journal.add_history(
+                partition,
+                events(1),
+                [Verdict.APPLIED],
+                COMMITTED,
+                skip_existing=True,
+                ledger_offset=ledger_offset,
+            )
+    stored = run_sql(database_url, "SELECT ledger_offset FROM instep_history")
+    assert {row[0] for row in stored} == {None, 2**63 - 1, 0}
 
 
 @pytest.mark.parametrize("count", [3, 400])
