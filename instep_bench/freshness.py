@@ -114,7 +114,7 @@ class _Bench:
         if options.warm_up_s:
             rate = min(max(options.rates), WARM_UP_RATE_MAX)
             self._say(f"warming up: {options.warm_up_s:g} s at {rate:,} events/s")
-            self._pipeline.lives(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
+            self._pipeline.timings(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
         loads = [self._load(rate) for rate in options.rates]
         idle = None
         if options.idle_s:
@@ -141,13 +141,13 @@ class _Bench:
         self._say(f"{rate:,} events/s for {seconds:g} s")
         with self._pipeline.metered() as used:
             sent = self._sender.send(self._leg((settle_s + seconds) * rate, rate))
-            lives = self._pipeline.lives(sent)
+            timings = self._pipeline.timings(sent)
         # By due time: an event that was due before counts nowhere, however late it came.
         from_ns = sent[0].due_ns + settle_s * 1e9
-        counted = [life for life in lives if life.due_ns >= from_ns]
+        counted = [timing for timing in timings if timing.due_ns >= from_ns]
         return freshness_report.RateResult(
             rate,
-            counted or lives,
+            counted or timings,
             {role: usage.cpu_s / (settle_s + seconds) for role, usage in used.items()},
         )
 
@@ -157,12 +157,12 @@ class _Bench:
         self._say(f"idle for {idle_s:g} s, then one event")
         with self._pipeline.metered() as used:
             self._pipeline.idle(idle_s)
-        [first] = self._pipeline.lives(self._sender.send(self._leg(1, 1)))
+        [first] = self._pipeline.timings(self._sender.send(self._leg(1, 1)))
         pause_s, later = min(10.0, idle_s / 10), []
         for number in range(SINGLES):
             # Vary the pause, so that the events fall at different points of the pipeline's cycle.
             self._pipeline.idle(pause_s + number * 0.037)
-            later += self._pipeline.lives(self._sender.send(self._leg(1, 1)))
+            later += self._pipeline.timings(self._sender.send(self._leg(1, 1)))
         return freshness_report.Idle(
             idle_s,
             first,
@@ -213,19 +213,19 @@ class _Bench:
             fault_ns = time.monotonic_ns()
             start_s = fault()
             up_ns = time.monotonic_ns()
-            lives = self._pipeline.lives(self._sender.finish())
+            timings = self._pipeline.timings(self._sender.finish())
         broker_down_s = None
         if start_s is None:
             broker_down_s = (up_ns - fault_ns) / 1e9
         else:
             starts[f"after {name}"] = start_s
-        held_up, back_s = latency_join.period(lives, fault_ns)
+        held_up, back_s = latency_join.period(timings, fault_ns)
         return freshness_report.FaultEffect(
             name,
             rate,
             fault_ns,
             broker_down_s,
-            lives,
+            timings,
             held_up,
             back_s,
         )

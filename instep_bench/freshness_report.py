@@ -9,19 +9,20 @@ import msgspec
 
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep_bench import charts, latency_join
-from instep_bench.latency_join import PARTS, Life
+from instep_bench.latency_join import PARTS, EventTiming
 from instep_bench.result import Figure
 
 PIPELINE = ("driver", "jvm", "workers")
 BUCKET_S = 0.5
 LATE_MS = 5.0
+WHOLE = "whole"  # in the labels of stored results: all parts together
 
 
 class RateResult(msgspec.Struct, frozen=True):
-    """One rate: the lives of its events, and how many cores each role used."""
+    """One rate: the timings of its events, and how many cores each role used."""
 
     rate: int
-    lives: list[Life]
+    timings: list[EventTiming]
     cores: dict[str, float]
 
 
@@ -29,9 +30,9 @@ class Idle(msgspec.Struct, frozen=True):
     """Events after a long pause and after short ones; the cores are those of the long pause."""
 
     idle_s: float
-    first: Life
+    first: EventTiming
     pause_s: float
-    later: list[Life]
+    later: list[EventTiming]
     cores: dict[str, float]
 
 
@@ -42,8 +43,8 @@ class FaultEffect(msgspec.Struct, frozen=True):
     rate: int
     fault_ns: int
     server_back_s: float | None
-    lives: list[Life]
-    held_up: list[Life]
+    timings: list[EventTiming]
+    held_up: list[EventTiming]
     back_s: float
 
 
@@ -73,7 +74,9 @@ def figures(run: FreshnessRun) -> list[Figure]:
         found.append(_less("back in step", "s", {"fault": fault.name}, [fault.back_s]))
         if fault.server_back_s is not None:
             found.append(_less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
-        for name, value in latency_join.percentiles(life.whole for life in fault.held_up).items():
+        for name, value in latency_join.percentiles(
+            timing.total for timing in fault.held_up
+        ).items():
             found.append(
                 _less(
                     "freshness through a fault",
@@ -88,24 +91,24 @@ def figures(run: FreshnessRun) -> list[Figure]:
 def _load_figures(one: RateResult) -> list[Figure]:
     rate = str(one.rate)
     found = []
-    for part in ("whole", *PARTS):
-        for name, value in latency_join.percentiles(_part(one.lives, part)).items():
-            if part == "whole" or name in ("p50", "p99"):
+    for part in (WHOLE, *PARTS):
+        for name, value in latency_join.percentiles(_part(one.timings, part)).items():
+            if part == WHOLE or name in ("p50", "p99"):
                 found.append(
                     _less(
                         "freshness", "ms", {"rate": rate, "part": part, "percentile": name}, [value]
                     )
                 )
     stretches = [
-        latency_join.percentiles(life.whole for life in third)
-        for third in latency_join.thirds(one.lives)
+        latency_join.percentiles(timing.total for timing in third)
+        for third in latency_join.thirds(one.timings)
     ]
     for name in ("p50", "p99"):
         values = [stretch[name] for stretch in stretches]
         found.append(
             _less("freshness in each third", "ms", {"rate": rate, "percentile": name}, values)
         )
-    for name, value in latency_join.percentiles(life.late_ms for life in one.lives).items():
+    for name, value in latency_join.percentiles(timing.late_ms for timing in one.timings).items():
         found.append(
             _less("lateness of the sender", "ms", {"rate": rate, "percentile": name}, [value])
         )
@@ -115,32 +118,32 @@ def _load_figures(one: RateResult) -> list[Figure]:
 def _idle_figures(idle: Idle) -> list[Figure]:
     return [
         _less(
-            "first event after a pause", "ms", {"pause": f"{idle.idle_s:g} s"}, [idle.first.whole]
+            "first event after a pause", "ms", {"pause": f"{idle.idle_s:g} s"}, [idle.first.total]
         ),
         _less(
             "first event after a short pause",
             "ms",
             {"pause": f"{idle.pause_s:g} s"},
-            [life.whole for life in idle.later],
+            [timing.total for timing in idle.later],
         ),
         *_cpu_figures("CPU when idle", idle.cores, {}),
     ]
 
 
 def _cpu_figures(name: str, cores: dict[str, float], labels: dict[str, str]) -> list[Figure]:
-    whole = {**cores, "pipeline": sum(cores.get(role, 0.0) for role in PIPELINE)}
+    by_role = {**cores, "pipeline": sum(cores.get(role, 0.0) for role in PIPELINE)}
     return [
         _less(name, "% of a core", {**labels, "role": role}, [100 * value])
-        for role, value in whole.items()
+        for role, value in by_role.items()
     ]
 
 
 def _memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure]:
     peaks = {role: max((mb for _, mb in samples), default=0.0) for role, samples in memory.items()}
-    whole = max((mb for _, mb in _together(memory)), default=0.0)
+    together_mb = max((mb for _, mb in _together(memory)), default=0.0)
     return [
         _less("peak memory", "MB", {"role": role}, [mb])
-        for role, mb in {**peaks, "pipeline": whole}.items()
+        for role, mb in {**peaks, "pipeline": together_mb}.items()
     ]
 
 
@@ -160,8 +163,9 @@ def _less(name: str, unit: str, labels: dict[str, str], values: list[float]) -> 
     )
 
 
-def _part(lives: Iterable[Life], part: str) -> list[float]:
-    return [getattr(life, part) for life in lives]
+def _part(timings: Iterable[EventTiming], part: str) -> list[float]:
+    name = "total" if part == WHOLE else part
+    return [getattr(timing, name) for timing in timings]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -176,10 +180,10 @@ def tables(run: FreshnessRun) -> list[ReportTable]:
     if run.idle:
         idle_cpu = 100 * sum(run.idle.cores.get(role, 0.0) for role in PIPELINE)
         rows += [
-            [f"first event after {run.idle.idle_s:g} s", round(run.idle.first.whole, 1), "ms"],
+            [f"first event after {run.idle.idle_s:g} s", round(run.idle.first.total, 1), "ms"],
             [
                 f"an event after {run.idle.pause_s:g} s, median",
-                round(statistics.median(_part(run.idle.later, "whole")), 1),
+                round(statistics.median(_part(run.idle.later, WHOLE)), 1),
                 "ms",
             ],
             ["CPU of the pipeline when idle", round(idle_cpu, 1), "% of a core"],
@@ -203,19 +207,19 @@ def _freshness_table(loads: Sequence[RateResult]) -> ReportTable:
     ]
     rows: list[list[Cell]] = []
     for one in loads:
-        whole, late = (
-            latency_join.percentiles(_part(one.lives, part)) for part in ("whole", "late_ms")
+        total, late = (
+            latency_join.percentiles(_part(one.timings, part)) for part in (WHOLE, "late_ms")
         )
-        values_ms = [*whole.values(), late["p99"], late["max"]]
-        rows.append([one.rate, len(one.lives), *(round(value, 1) for value in values_ms)])
+        values_ms = [*total.values(), late["p99"], late["max"]]
+        rows.append([one.rate, len(one.timings), *(round(value, 1) for value in values_ms)])
     return ReportTable("Freshness in ms, from the event being due to its commit", columns, rows)
 
 
 def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
     rows: list[list[Cell]] = []
     for one in loads:
-        for part in (*PARTS, "whole"):
-            values = _part(one.lives, part)
+        for part in (*PARTS, WHOLE):
+            values = _part(one.timings, part)
             values_ms = latency_join.percentiles(values)
             rows.append(
                 [
@@ -235,7 +239,7 @@ def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
 def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
     rows: list[list[Cell]] = []
     for fault in faults:
-        delays_s = latency_join.percentiles(life.whole / 1000 for life in fault.held_up)
+        delays_s = latency_join.percentiles(timing.total / 1000 for timing in fault.held_up)
         values_ms = [
             round(delays_s[name], 2) if delays_s else None for name in ("p50", "p99", "max")
         ]
@@ -243,7 +247,7 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
             [
                 fault.name,
                 fault.rate,
-                len(fault.lives),
+                len(fault.timings),
                 len(fault.held_up),
                 round(fault.back_s, 2),
                 *values_ms,
@@ -270,7 +274,7 @@ def plots(run: FreshnessRun) -> list[Plot]:
 
 def _curves(loads: Sequence[RateResult]) -> Plot:
     series = [
-        Series(f"{one.rate:,} events/s", list(latency_join.curve(_part(one.lives, "whole"))))
+        Series(f"{one.rate:,} events/s", list(latency_join.curve(_part(one.timings, WHOLE))))
         for one in loads
     ]
     return Plot(
@@ -291,7 +295,7 @@ def _parts_plot(loads: Sequence[RateResult], name: str) -> Plot:
             [
                 (
                     f"{one.rate:,}/s",
-                    round(latency_join.percentiles(_part(one.lives, part))[name], 2),
+                    round(latency_join.percentiles(_part(one.timings, part))[name], 2),
                 )
                 for one in loads
             ],
@@ -304,7 +308,7 @@ def _parts_plot(loads: Sequence[RateResult], name: str) -> Plot:
 
 
 def _timelines(faults: Sequence[FaultEffect]) -> Plot:
-    series = [Series(fault.name, list(timeline(fault.lives, fault.fault_ns))) for fault in faults]
+    series = [Series(fault.name, list(timeline(fault.timings, fault.fault_ns))) for fault in faults]
     return Plot(
         "Through faults: the oldest event of each half second",
         "seconds since the fault",
@@ -315,12 +319,12 @@ def _timelines(faults: Sequence[FaultEffect]) -> Plot:
     )
 
 
-def timeline(lives: Iterable[Life], fault_ns: int) -> list[tuple[float, float]]:
+def timeline(timings: Iterable[EventTiming], fault_ns: int) -> list[tuple[float, float]]:
     """Return the oldest age of the events due in each half second, by seconds since the fault."""
     oldest: dict[int, float] = {}
-    for life in lives:
-        bucket = int((life.due_ns - fault_ns) / 1e9 // BUCKET_S)
-        oldest[bucket] = max(oldest.get(bucket, 0.0), life.whole)
+    for timing in timings:
+        bucket = int((timing.due_ns - fault_ns) / 1e9 // BUCKET_S)
+        oldest[bucket] = max(oldest.get(bucket, 0.0), timing.total)
     return [(bucket * BUCKET_S, round(age, 1)) for bucket, age in sorted(oldest.items())]
 
 
@@ -340,7 +344,7 @@ def notes(run: FreshnessRun) -> list[str]:
         " event began. batch: until its transaction opened. write: until the commit returned.",
     ]
     for one in run.loads:
-        late = latency_join.percentiles(_part(one.lives, "late_ms"))["p99"]
+        late = latency_join.percentiles(_part(one.timings, "late_ms"))["p99"]
         if late > LATE_MS:
             notes.append(
                 f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms."

@@ -44,7 +44,7 @@ class SentEvent(msgspec.Struct, frozen=True, array_like=True):
         return max(0, self.sent_ns - self.due_ns) / NS
 
 
-class Life(msgspec.Struct, frozen=True):
+class EventTiming(msgspec.Struct, frozen=True):
     """An event from its due time to its commit, in milliseconds."""
 
     due_ns: int
@@ -56,21 +56,22 @@ class Life(msgspec.Struct, frozen=True):
     write: float
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
+        """Milliseconds from the due time to the commit: the sum of the four parts."""
         return (self.committed_ns - self.due_ns) / NS
 
 
 def join(
     sent: Iterable[SentEvent], commits: Iterable[CommitTimes]
-) -> tuple[list[Life], list[SentEvent]]:
-    """Return the lives of the events with a recorded commit, and the events without one.
+) -> tuple[list[EventTiming], list[SentEvent]]:
+    """Return the timings of the events with a recorded commit, and the events without one.
 
     Both are in the order of sending. An event belongs to the first commit that reaches it. If a
     kill came between a commit and its record, that is the next commit of the partition: the result
     may be too late, but never too early.
     """
     reached = _advances(commits)
-    lives: list[Life] = []
+    timings: list[EventTiming] = []
     missing: list[SentEvent] = []
     for event in sent:
         ends, advances = reached.get(event.partition, ([], []))
@@ -78,8 +79,8 @@ def join(
         if at == len(ends):
             missing.append(event)
         else:
-            lives.append(_life(event, advances[at]))
-    return lives, missing
+            timings.append(_timing(event, advances[at]))
+    return timings, missing
 
 
 def _advances(commits: Iterable[CommitTimes]) -> dict[int, tuple[list[int], list[CommitTimes]]]:
@@ -93,10 +94,10 @@ def _advances(commits: Iterable[CommitTimes]) -> dict[int, tuple[list[int], list
     return dict(found)
 
 
-def _life(event: SentEvent, commit: CommitTimes) -> Life:
+def _timing(event: SentEvent, commit: CommitTimes) -> EventTiming:
     fetched_ns = max(event.due_ns, min(event.answered_ns, commit.began_ns))
     began_ns = max(fetched_ns, commit.began_ns)
-    return Life(
+    return EventTiming(
         due_ns=event.due_ns,
         committed_ns=commit.committed_ns,
         late_ms=event.late_ms,
@@ -125,25 +126,25 @@ def curve(values: Iterable[float]) -> list[tuple[float, float]]:
     return [(count, value) for count, value in points if count <= len(known)]
 
 
-def thirds(lives: Sequence[Life]) -> list[list[Life]]:
+def thirds(timings: Sequence[EventTiming]) -> list[list[EventTiming]]:
     """Return three equal parts in the order of sending, to show the variation within one run."""
-    if not lives:
+    if not timings:
         return []
-    size = math.ceil(len(lives) / 3)
-    return [list(lives[start : start + size]) for start in range(0, len(lives), size)]
+    size = math.ceil(len(timings) / 3)
+    return [list(timings[start : start + size]) for start in range(0, len(timings), size)]
 
 
-def period(lives: Sequence[Life], fault_ns: int) -> tuple[list[Life], float]:
+def period(timings: Sequence[EventTiming], fault_ns: int) -> tuple[list[EventTiming], float]:
     """Return the events that a fault delayed, and the seconds until the table was back in step.
 
     The table is back in step when the last late event has been committed. An event is late if it is
     older than a second, or than twice the oldest event before the fault if that is more.
     """
-    before = [life.whole for life in lives if life.committed_ns <= fault_ns]
+    before = [timing.total for timing in timings if timing.committed_ns <= fault_ns]
     in_step_ms = max(IN_STEP_MS, 2 * max(before, default=0.0))
-    after = [life for life in lives if life.committed_ns > fault_ns]
+    after = [timing for timing in timings if timing.committed_ns > fault_ns]
     back_ns = max(
-        (life.committed_ns for life in after if life.whole > in_step_ms), default=fault_ns
+        (timing.committed_ns for timing in after if timing.total > in_step_ms), default=fault_ns
     )
-    delayed = [life for life in after if life.committed_ns <= back_ns]
+    delayed = [timing for timing in after if timing.committed_ns <= back_ns]
     return delayed, (back_ns - fault_ns) / NS / 1000

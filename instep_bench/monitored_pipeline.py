@@ -16,7 +16,7 @@ from instep.demo import pipeline_process
 from instep.sinks.sink import Sink
 from instep.waiting import wait_until
 from instep_bench import bench_servers, commit_log, latency_join, meters
-from instep_bench.latency_join import Life, SentEvent
+from instep_bench.latency_join import EventTiming, SentEvent
 
 START_PATIENCE_S = 180.0
 APPLY_PATIENCE_S = 180.0
@@ -76,8 +76,8 @@ class MonitoredPipeline:
                 f" the end of its log:\n{self._process.tail()}"
             )
 
-    def lives(self, sent: Iterable[SentEvent]) -> list[Life]:
-        """Wait until every event is committed and return their lives; raise if one never is."""
+    def timings(self, sent: Iterable[SentEvent]) -> list[EventTiming]:
+        """Wait until every event is committed and return their timings; raise if one never is."""
         events = list(sent)
         ends: dict[int, int] = {}
         for event in events:
@@ -85,12 +85,12 @@ class MonitoredPipeline:
         self._wait(
             lambda: self._reached(ends), APPLY_PATIENCE_S, f"the commit of {len(events):,} events"
         )
-        lives: list[Life] = []
+        timings: list[EventTiming] = []
         missing: list[SentEvent] = []
 
         def all_recorded() -> bool:
-            nonlocal lives, missing
-            lives, missing = latency_join.join(events, commit_log.read(self._notes))
+            nonlocal timings, missing
+            timings, missing = latency_join.join(events, commit_log.read(self._notes))
             return not missing
 
         # A commit is in the ledger shortly before its line is in the file.
@@ -101,7 +101,7 @@ class MonitoredPipeline:
                 f" not recorded: {where};"
                 f" the end of the pipeline's log:\n{self._process.tail()}"
             )
-        return lives
+        return timings
 
     def idle(self, seconds: float) -> None:
         """Wait, and raise if the pipeline ends meanwhile."""

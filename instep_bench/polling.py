@@ -162,9 +162,9 @@ def _system(
         servers.folder, servers.bootstrap, database.url, options.documents, prefix="bench"
     )
     if not database.is_ours:
-        stack.callback(system.leave_database)
+        stack.callback(system.clean_database)
     if options.bootstrap:
-        stack.callback(system.leave_cluster)
+        stack.callback(system.delete_topic)
     system.prepare()
     return system
 

@@ -275,16 +275,16 @@ class Trial:
         partitions: int = 1,
         replicas: int | None = None,
         *,
-        on: Sequence[int] | None = None,
+        brokers: Sequence[int] | None = None,
         **config: str,
     ) -> str:
         """Create a topic for this trial and return its name.
 
-        Settings have underscores for dots. `on` lists the brokers of the replicas, leader first.
+        Settings have underscores for dots. `brokers` has the replicas, leader first.
         """
         name = self._named("topic")
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
-        topics.create(self.cluster.kafka, name, partitions, replicas, settings_, on=on)
+        topics.create(self.cluster.kafka, name, partitions, replicas, settings_, brokers=brokers)
         self._to_remove(lambda: topics.delete(self.cluster.kafka, name))
         return name
 

@@ -73,7 +73,7 @@ class Contracts:
         with Cluster(self.kafka, self.bootstrap) as cluster:
             topics.create(cluster, self.pipeline.topic, PARTITIONS)
 
-    def leave_database(self) -> None:
+    def clean_database(self) -> None:
         """Remove everything that was created in the database."""
         preparation.remove(
             self.name,
@@ -81,7 +81,7 @@ class Contracts:
             own_tables=any("instep_ledger" in statement for statement in self._statements),
         )
 
-    def leave_cluster(self) -> None:
+    def delete_topic(self) -> None:
         """Delete the topic, if it exists."""
         with (
             Cluster(self.kafka, self.bootstrap) as cluster,

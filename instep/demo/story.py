@@ -164,7 +164,7 @@ def prepared(
             system.prepare()
             yield system
         finally:
-            system.leave_database()
+            system.clean_database()
 
 
 class _Story:

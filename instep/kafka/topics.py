@@ -108,21 +108,21 @@ def create(
     replicas: int | None = None,
     config: Mapping[str, str] | None = None,
     *,
-    on: Sequence[int] | None = None,
+    brokers: Sequence[int] | None = None,
     validate_only: bool = False,
 ) -> None:
     """Create the topic and wait until every partition has a leader. None: the cluster's default.
 
-    `on` are the brokers of every partition; the first one leads.
+    `brokers` are the replicas of every partition; the first one leads.
     """
     count = BROKER_DEFAULT if partitions is None else partitions
     replication: dict[str, Any] = {
         "replication_factor": BROKER_DEFAULT if replicas is None else replicas
     }
-    if on:
+    if brokers:
         # An explicit assignment lists every partition, so the broker's default cannot be used.
         count = max(count, 1)
-        replication = {"replica_assignment": [list(on)] * count}
+        replication = {"replica_assignment": [list(brokers)] * count}
     new = NewTopic(name, count, config=dict(config or {}), **replication)
     answer = cluster.admin.create_topics(
         [new], validate_only=validate_only, request_timeout=cluster.timeout_s

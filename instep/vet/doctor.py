@@ -43,7 +43,7 @@ class CheckState(enum.StrEnum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One part that was looked at: how it is, and what to run when it is not as it should be."""
+    """The result of one check: what was found, and how to correct it."""
 
     part: str
     state: CheckState
@@ -52,7 +52,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def examine(config: Path | None) -> Iterator[Check]:
-    """Every part, one after the other; what one check needs of another's part is asked again."""
+    """Run all checks, one after the other. Each check reads what it needs by itself."""
     yield _python()
     yield _attempt("java", _java)
     yield from _packages()

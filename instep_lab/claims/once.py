@@ -341,7 +341,7 @@ def exactly_once_recipe(trial: Trial) -> None:
     ]
     scenarios = {one: trial.scenario(one.name) for one in recipes}
     topics = {
-        one: trial.topic(on=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
+        one: trial.topic(brokers=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
         for one in recipes
     }
     proxy = trial.cluster.proxies[leader]

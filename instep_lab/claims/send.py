@@ -57,7 +57,7 @@ def acks_under_leader_failure(trial: Trial) -> None:
     for number in trial.rounds(1, 5):
         leader, *followers = senders.nodes_from(trial.seed + number)
         scenarios = {acks: trial.scenario(f"acks={acks}, round {number + 1}") for acks in ACKS}
-        topics = {acks: trial.topic(on=(leader, *followers)) for acks in ACKS}
+        topics = {acks: trial.topic(brokers=(leader, *followers)) for acks in ACKS}
         with contextlib.ExitStack() as running:
             for acks, scenario in scenarios.items():
                 plan = Publishing(
@@ -140,8 +140,8 @@ def acks_all_with_one_replica(trial: Trial) -> None:
     lost: dict[str, Anomalies] = {}
     scenarios = {name: trial.scenario(name) for name in ("1 replica", "3 replicas")}
     topics = {
-        "1 replica": trial.topic(on=nodes[:1], min_insync_replicas="1"),
-        "3 replicas": trial.topic(on=nodes, min_insync_replicas="2"),
+        "1 replica": trial.topic(brokers=nodes[:1], min_insync_replicas="1"),
+        "3 replicas": trial.topic(brokers=nodes, min_insync_replicas="2"),
     }
     for name, scenario in scenarios.items():
         scenario.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
@@ -208,7 +208,9 @@ def acks_all_with_one_replica(trial: Trial) -> None:
 def min_insync_replicas_by_acks(trial: Trial) -> None:
     count = trial.scaled(200, 1_000)
     leader, follower, _ = senders.nodes_from(trial.seed)
-    topics = {acks: trial.topic(on=(leader, follower), min_insync_replicas="2") for acks in ACKS}
+    topics = {
+        acks: trial.topic(brokers=(leader, follower), min_insync_replicas="2") for acks in ACKS
+    }
     scenarios = {acks: trial.scenario(f"acks={acks}") for acks in ACKS}
 
     def send(first: int) -> dict[str, tuple[int, str]]:
@@ -386,7 +388,7 @@ def delivery_modes(trial: Trial) -> None:
             began = time.monotonic()
             scenario.publish(
                 Publishing(
-                    topic=topic, count=count, seed=trial.seed, way=mode, config={"linger.ms": 0}
+                    topic=topic, count=count, seed=trial.seed, mode=mode, config={"linger.ms": 0}
                 )
             )
             rates[mode].append(count / (time.monotonic() - began))
@@ -401,7 +403,7 @@ def delivery_modes(trial: Trial) -> None:
                 count=refused,
                 size=5_000,
                 seed=trial.seed,
-                way=mode,
+                mode=mode,
                 config={"linger.ms": 0},
             )
         )

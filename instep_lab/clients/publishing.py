@@ -62,7 +62,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     encoding: KeyEncoding = KeyEncoding.NAME
     by_number: int | None = None
     config: dict[str, Any] = {}
-    way: DeliveryMode = DeliveryMode.CALLBACK
+    mode: DeliveryMode = DeliveryMode.CALLBACK
     flush: bool = True
     flush_timeout_s: float = 60.0
     per_s: float | None = None
@@ -155,7 +155,7 @@ class _Sender:
                 self._open.discard((record.key, record.number))
                 self._note(record.key, record.number, OperationStatus.FAIL, error.args[0].name())
                 return
-        if plan.way is DeliveryMode.WAIT:
+        if plan.mode is DeliveryMode.WAIT:
             self.wait()
         else:
             self._producer.poll(0)
@@ -230,7 +230,7 @@ class _Sender:
 
         def note(error: KafkaError | None, message: Message) -> None:
             self._open.discard((record.key, record.number))
-            if self._plan.way is DeliveryMode.FORGET:
+            if self._plan.mode is DeliveryMode.FORGET:
                 # such a sender ignores the outcome, so the history has none either
                 self._note(
                     record.key, record.number, OperationStatus.UNKNOWN, note="fire and forget"

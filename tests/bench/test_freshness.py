@@ -8,12 +8,12 @@ from instep import errors
 from instep.local import broker as kafka
 from instep.report import plots
 from instep_bench import freshness, freshness_report
-from instep_bench.latency_join import Life
+from instep_bench.latency_join import EventTiming
 
 
-def life(due_ms: int, *parts: float, late_ms: float = 0.0) -> Life:
+def timing(due_ms: int, *parts: float, late_ms: float = 0.0) -> EventTiming:
     publish, wait, batch, write = parts
-    return Life(
+    return EventTiming(
         due_ms * 1_000_000,
         int((due_ms + sum(parts)) * 1_000_000),
         late_ms,
@@ -25,24 +25,24 @@ def life(due_ms: int, *parts: float, late_ms: float = 0.0) -> Life:
 
 
 def example_run(**changed: object) -> freshness_report.FreshnessRun:
-    lives = [life(10 * number, 5, 50, 20, 10 + number) for number in range(300)]
-    whole = {
+    timings = [timing(10 * number, 5, 50, 20, 10 + number) for number in range(300)]
+    complete = {
         "starts_s": {"fresh": 7.5, "after kill -9": 8.25},
         "loads": [
             freshness_report.RateResult(
-                100, lives, {"driver": 0.01, "jvm": 0.2, "workers": 0.1, "broker": 0.05}
+                100, timings, {"driver": 0.01, "jvm": 0.2, "workers": 0.1, "broker": 0.05}
             )
         ],
         "idle": freshness_report.Idle(
             300,
-            life(0, 1, 2, 3, 4),
+            timing(0, 1, 2, 3, 4),
             10,
-            [life(0, 1, 1, 1, 1)],
+            [timing(0, 1, 1, 1, 1)],
             {"jvm": 0.03, "workers": 0.01, "broker": 0.5},
         ),
         "faults": [
             freshness_report.FaultEffect(
-                "kill -9", 100, 500_000_000, None, lives, lives[50:60], 1.5
+                "kill -9", 100, 500_000_000, None, timings, timings[50:60], 1.5
             )
         ],
         "memory": {
@@ -53,7 +53,7 @@ def example_run(**changed: object) -> freshness_report.FreshnessRun:
         },
         "own_broker": True,
     }
-    return freshness_report.FreshnessRun(**{**whole, **changed})  # type: ignore[arg-type]
+    return freshness_report.FreshnessRun(**{**complete, **changed})  # type: ignore[arg-type]
 
 
 def value(found: freshness_report.FreshnessRun, name: str, **labels: str) -> list[float]:
@@ -94,7 +94,7 @@ def test_every_plot_can_be_drawn() -> None:
 
 
 def test_a_late_sender_is_reported() -> None:
-    late = [life(0, 20, 1, 1, 1, late_ms=12.0)]
+    late = [timing(0, 20, 1, 1, 1, late_ms=12.0)]
     reported = freshness_report.notes(
         example_run(loads=[freshness_report.RateResult(5_000, late, {})])
     )
@@ -111,13 +111,13 @@ def test_a_users_broker_is_not_killed() -> None:
 
 
 def test_the_oldest_event_of_each_half_second_is_kept() -> None:
-    lives = [
-        life(900, 1, 1, 1, 1),
-        life(1_100, 5, 0, 0, 0),
-        life(1_200, 9, 0, 0, 0),
-        life(1_700, 2, 0, 0, 0),
+    timings = [
+        timing(900, 1, 1, 1, 1),
+        timing(1_100, 5, 0, 0, 0),
+        timing(1_200, 9, 0, 0, 0),
+        timing(1_700, 2, 0, 0, 0),
     ]
-    assert freshness_report.timeline(lives, 1_000_000_000) == [(-0.5, 4), (0.0, 9), (0.5, 2)]
+    assert freshness_report.timeline(timings, 1_000_000_000) == [(-0.5, 4), (0.0, 9), (0.5, 2)]
 
 
 @pytest.mark.parametrize(

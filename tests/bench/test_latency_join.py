@@ -6,7 +6,7 @@ import pytest
 
 from instep_bench import commit_log, latency_join
 from instep_bench.commit_log import CommitTimes
-from instep_bench.latency_join import Life, SentEvent
+from instep_bench.latency_join import EventTiming, SentEvent
 
 MS = 1_000_000
 
@@ -21,25 +21,25 @@ def commit(
     return CommitTimes(partition, first, last, began * MS, opened * MS, committed * MS)
 
 
-def life(due: int, committed: int) -> Life:
-    return Life(due * MS, committed * MS, 0.0, 0.0, 0.0, 0.0, 0.0)
+def timing(due: int, committed: int) -> EventTiming:
+    return EventTiming(due * MS, committed * MS, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_life_is_divided_into_its_parts() -> None:
     [one], missing = latency_join.join([sent(5, 0, 7)], [commit(3, 9, 40, 60, 75)])
     assert missing == []
-    assert (one.publish, one.wait, one.batch, one.write, one.whole) == (7, 33, 20, 15, 75)
+    assert (one.publish, one.wait, one.batch, one.write, one.total) == (7, 33, 20, 15, 75)
 
 
 def test_a_late_sender_counts_against_the_result() -> None:
     [one], _ = latency_join.join([sent(0, 100, 190, late=80)], [commit(0, 0, 200, 201, 210)])
-    assert (one.late_ms, one.publish, one.whole) == (80, 90, 110)
+    assert (one.late_ms, one.publish, one.total) == (80, 90, 110)
 
 
 def test_an_answer_after_the_fetch_adds_no_waiting_time() -> None:
     [one], _ = latency_join.join([sent(0, 0, 50)], [commit(0, 0, 30, 35, 40)])
     assert (one.publish, one.wait, one.batch, one.write) == (30, 0, 5, 5)
-    assert one.publish + one.wait + one.batch + one.write == one.whole
+    assert one.publish + one.wait + one.batch + one.write == one.total
 
 
 def test_the_first_commit_that_reaches_an_event_counts() -> None:
@@ -49,10 +49,10 @@ def test_the_first_commit_that_reaches_an_event_counts() -> None:
         commit(5, 9, 60, 61, 62),
         commit(0, 9, 1, 2, 3, partition=1),
     ]
-    lives, missing = latency_join.join(
+    timings, missing = latency_join.join(
         [sent(4, 0, 1), sent(5, 0, 1), sent(9, 0, 1, partition=1), sent(10, 0, 1)], seen
     )
-    assert [one.whole for one in lives] == [12, 62, 3]
+    assert [one.total for one in timings] == [12, 62, 3]
     assert [one.offset for one in missing] == [10]
 
 
@@ -61,10 +61,10 @@ def test_events_of_a_partition_without_commits_are_missing() -> None:
 
 
 def test_a_commit_that_was_not_recorded_counts_as_the_next_one() -> None:
-    lives, missing = latency_join.join(
+    timings, missing = latency_join.join(
         [sent(2, 0, 1)], [commit(0, 1, 5, 6, 7), commit(4, 6, 90, 95, 99)]
     )
-    assert ([one.whole for one in lives], missing) == ([99], [])
+    assert ([one.total for one in timings], missing) == ([99], [])
 
 
 def test_percentiles() -> None:
@@ -88,31 +88,31 @@ def test_a_curve_says_only_what_there_are_events_for() -> None:
 
 
 def test_lives_are_divided_into_thirds() -> None:
-    assert [len(part) for part in latency_join.thirds([life(0, 1)] * 8)] == [3, 3, 2]
+    assert [len(part) for part in latency_join.thirds([timing(0, 1)] * 8)] == [3, 3, 2]
     assert latency_join.thirds([]) == []
 
 
 def test_the_effect_of_a_fault_is_measured() -> None:
-    lives = [
-        life(0, 90),
-        life(900, 1_050),
-        life(980, 5_000),
-        life(3_000, 5_100),
-        life(4_900, 5_200),
-        life(6_000, 6_100),
+    timings = [
+        timing(0, 90),
+        timing(900, 1_050),
+        timing(980, 5_000),
+        timing(3_000, 5_100),
+        timing(4_900, 5_200),
+        timing(6_000, 6_100),
     ]
-    held_up, seconds = latency_join.period(lives, 1_000 * MS)
+    held_up, seconds = latency_join.period(timings, 1_000 * MS)
     assert seconds == pytest.approx(4.1)
-    assert [one.whole for one in held_up] == [150, 4_020, 2_100]
+    assert [one.total for one in held_up] == [150, 4_020, 2_100]
 
 
 def test_a_fault_without_effect_is_recognised() -> None:
-    assert latency_join.period([life(0, 90), life(2_000, 2_100)], 1_000 * MS) == ([], 0.0)
+    assert latency_join.period([timing(0, 90), timing(2_000, 2_100)], 1_000 * MS) == ([], 0.0)
 
 
 def test_a_slow_machine_is_back_in_step_when_it_is_as_slow_as_before() -> None:
-    lives = [life(0, 900), life(980, 5_000), life(6_000, 7_500)]
-    assert latency_join.period(lives, 1_000 * MS)[1] == pytest.approx(4.0)
+    timings = [timing(0, 900), timing(980, 5_000), timing(6_000, 7_500)]
+    assert latency_join.period(timings, 1_000 * MS)[1] == pytest.approx(4.0)
 
 
 def test_commits_of_a_process_are_recorded() -> None:

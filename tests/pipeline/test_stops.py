@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse, urlunparse
 
-import confluent_kafka
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
@@ -29,7 +28,7 @@ from pyspark.sql import SparkSession
 from instep import errors, settings, sinks
 from instep.demo.pipeline_process import PipelineProcess
 from instep.document.decoding import Record
-from instep.kafka import offsets, topics
+from instep.kafka import configs, offsets, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as local
 from instep.pipeline import applier
@@ -237,7 +236,7 @@ def session(
 
 
 @pytest.fixture
-def harness(
+def make_harness(
     tmp_path: Path,
     cluster: Cluster,
     spark: SparkSession,
@@ -246,13 +245,18 @@ def harness(
 ) -> Iterator[Callable[..., Harness]]:
     made: list[Harness] = []
 
-    def make(kind: str = "sqlite", *, user: bool = False, on: Cluster | None = None) -> Harness:
+    def make(kind: str = "sqlite", *, user: bool = False, kafka: Cluster | None = None) -> Harness:
         owner = new_database(kind)
         folder = tmp_path / str(len(made))
         folder.mkdir()
         made.append(
             Harness(
-                folder, on or cluster, spark, topic, granted(owner, topic) if user else owner, owner
+                folder,
+                kafka or cluster,
+                spark,
+                topic,
+                granted(owner, topic) if user else owner,
+                owner,
             )
         )
         return made[-1]
@@ -266,23 +270,23 @@ def harness(
 # --- the topic ------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
-    way = harness()
-    way.publish(*(event(f"a{n}", 2) for n in range(9)))
-    run = way.run()
-    wait_until(way.in_step, "the first records")
-    topics.delete(way.cluster, way.topic)
+def test_a_deleted_topic_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness()
+    harness.publish(*(event(f"a{n}", 2) for n in range(9)))
+    run = harness.run()
+    wait_until(harness.in_step, "the first records")
+    topics.delete(harness.cluster, harness.topic)
     ended(run, errors.TopicGone)
-    stop = way.refused(errors.TopicGone)
-    assert f"instep topics create {way.topic} --partitions 3" in stop.remedy
-    assert instep(way.folder, "rewind", "contracts", "--to", "start").returncode == 3
-    way.instep("topics", "create", way.topic, "--partitions", "3", "--execute")
-    stop = way.refused(errors.TopicReplaced)
+    stop = harness.refused(errors.TopicGone)
+    assert f"instep topics create {harness.topic} --partitions 3" in stop.remedy
+    assert instep(harness.folder, "rewind", "contracts", "--to", "start").returncode == 3
+    harness.instep("topics", "create", harness.topic, "--partitions", "3", "--execute")
+    stop = harness.refused(errors.TopicReplaced)
     assert "instep rewind contracts --to start --accept-new-topic" in stop.remedy
-    way.publish(*(event(f"b{n}", 1) for n in range(3)))
-    way.rewind("--to", "start", "--accept-new-topic")
-    way.drain()
-    way.assert_in_step()
+    harness.publish(*(event(f"b{n}", 1) for n in range(3)))
+    harness.rewind("--to", "start", "--accept-new-topic")
+    harness.drain()
+    harness.assert_in_step()
 
 
 @pytest.mark.parametrize(
@@ -290,55 +294,55 @@ def test_a_deleted_topic_stops_the_pipeline(harness: Callable[..., Harness]) -> 
     [("postgres", 2, 3), pytest.param("mariadb", 50, 3, marks=pytest.mark.long), ("sqlite", 50, 2)],
 )
 def test_a_replaced_topic_stops_the_pipeline(
-    harness: Callable[..., Harness], kind: str, count: int, partitions: int
+    make_harness: Callable[..., Harness], kind: str, count: int, partitions: int
 ) -> None:
     """Cover topics shorter than the ledger's position, longer, and with fewer partitions."""
-    way = harness(kind)
-    way.publish(*(event(f"a{n}", 5) for n in range(20)))
-    way.drain()
-    old = topics.describe(way.cluster, way.topic).id
-    way.make_topic_again(partitions)
-    way.publish(*(event(f"b{n}", 1) for n in range(count)), event("a1", 6), event("a2", 4))
-    before = way.next_offsets()
-    way.refused(errors.TopicReplaced)
-    done = instep(way.folder, "rewind", "contracts", "--to", "start", "--execute")
+    harness = make_harness(kind)
+    harness.publish(*(event(f"a{n}", 5) for n in range(20)))
+    harness.drain()
+    old = topics.describe(harness.cluster, harness.topic).id
+    harness.make_topic_again(partitions)
+    harness.publish(*(event(f"b{n}", 1) for n in range(count)), event("a1", 6), event("a2", 4))
+    before = harness.next_offsets()
+    harness.refused(errors.TopicReplaced)
+    done = instep(harness.folder, "rewind", "contracts", "--to", "start", "--execute")
     assert done.returncode == 3, "accepted without being reported to"
-    assert way.next_offsets() == before
-    assert len(rows(way.owner)) == 20
-    plan = way.rewind("--to", "start", "--accept-new-topic")
-    assert plan["kept_as"] == f"{way.topic}~{old}"
+    assert harness.next_offsets() == before
+    assert len(rows(harness.owner)) == 20
+    plan = harness.rewind("--to", "start", "--accept-new-topic")
+    assert plan["kept_as"] == f"{harness.topic}~{old}"
     assert any("will be stale" in words for words in plan["words"])
-    assert way.next_offsets() == dict.fromkeys(range(partitions), 0)
-    way.drain()
-    way.assert_in_step()
+    assert harness.next_offsets() == dict.fromkeys(range(partitions), 0)
+    harness.drain()
+    harness.assert_in_step()
     kept = run_sql(
-        way.owner, "SELECT topic, count(*) FROM instep_history GROUP BY topic ORDER BY topic"
+        harness.owner, "SELECT topic, count(*) FROM instep_history GROUP BY topic ORDER BY topic"
     )
-    assert kept == [(way.topic, count + 2), (f"{way.topic}~{old}", 20)]
-    decided = run_sql(way.owner, "SELECT DISTINCT action FROM instep_decisions")
+    assert kept == [(harness.topic, count + 2), (f"{harness.topic}~{old}", 20)]
+    decided = run_sql(harness.owner, "SELECT DISTINCT action FROM instep_decisions")
     assert decided == [("rewound",)]
-    way.drain()
-    way.assert_in_step()
+    harness.drain()
+    harness.assert_in_step()
 
 
 def test_a_topic_replaced_during_the_run_stops_the_pipeline(
-    harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recreate a longer topic, without the runner's checks: none of its records is applied."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
-    way = harness()
-    way.publish(*(event(f"a{n}", 5) for n in range(20)))
-    run = way.run()
-    wait_until(way.in_step, "the first records")
-    expected = way.expected()
-    way.make_topic_again()
-    way.publish(*(event(f"b{n}", 1) for n in range(300)))
+    harness = make_harness()
+    harness.publish(*(event(f"a{n}", 5) for n in range(20)))
+    run = harness.run()
+    wait_until(harness.in_step, "the first records")
+    expected = harness.expected()
+    harness.make_topic_again()
+    harness.publish(*(event(f"b{n}", 1) for n in range(300)))
     wait_until(lambda: run.state is RunnerState.ENDED, "the pipeline to notice")
     assert isinstance(run.error, (errors.TopicReplaced, errors.TopicGone)), run.error
-    assert rows(way.owner) == expected
-    way.rewind("--to", "start", "--accept-new-topic")
-    way.drain()
-    way.assert_in_step()
+    assert rows(harness.owner) == expected
+    harness.rewind("--to", "start", "--accept-new-topic")
+    harness.drain()
+    harness.assert_in_step()
 
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
@@ -384,13 +388,13 @@ def frail() -> Iterator[local.LocalCluster]:
 
 @pytest.fixture
 def frail_harness(
-    frail: local.LocalCluster, harness: Callable[..., Harness], topic: str
+    frail: local.LocalCluster, make_harness: Callable[..., Harness], topic: str
 ) -> Iterator[Harness]:
     with Cluster(settings.Kafka(), frail.bootstrap) as cluster:
         topics.create(cluster, topic, 3)
-        way = harness(on=cluster)
-        yield way
-        for runner in way.runners:
+        harness = make_harness(kafka=cluster)
+        yield harness
+        for runner in harness.runners:
             runner.stop(patience_s=60)
 
 
@@ -398,55 +402,50 @@ def test_a_log_that_lost_its_newest_records_stops_the_pipeline(
     frail: local.LocalCluster, frail_harness: Harness, tmp_path: Path
 ) -> None:
     """Lose records while it runs, before it starts, and in a log that is past the ledger again."""
-    way, disk, copy = frail_harness, frail.nodes[0].root / "data", tmp_path / "older"
-    way.publish(*(event(f"a{n}", 2) for n in range(9)))
-    way.drain()
+    harness, disk, copy = frail_harness, frail.nodes[0].root / "data", tmp_path / "older"
+    harness.publish(*(event(f"a{n}", 2) for n in range(9)))
+    harness.drain()
     frail.stop()
     shutil.copytree(disk, copy)
     frail.start()
-    run = way.run()
-    way.publish(*(event(f"b{n}", 2) for n in range(9)), event("a1", 3))
-    wait_until(way.in_step, "the records that will be lost")
+    run = harness.run()
+    harness.publish(*(event(f"b{n}", 2) for n in range(9)), event("a1", 3))
+    wait_until(harness.in_step, "the records that will be lost")
     frail.stop()
     shutil.rmtree(disk)
     shutil.copytree(copy, disk)
     frail.start()
     ended(run, errors.LogDiverged)
-    stop = way.refused(errors.LogDiverged)
+    stop = harness.refused(errors.LogDiverged)
     assert "is next" in stop.what
     assert "instep rewind contracts --to @TIME" in stop.remedy
-    way.publish(*(event(f"c{n}", 2) for n in range(60)), event("a2", 1))
-    stop = way.refused(errors.LogDiverged)
+    harness.publish(*(event(f"c{n}", 2) for n in range(60)), event("a2", 1))
+    stop = harness.refused(errors.LogDiverged)
     assert "another record" in stop.what
-    plan = way.rewind("--to", "start")
+    plan = harness.rewind("--to", "start")
     assert any("applied again" in words for words in plan["words"])
-    way.drain()
-    way.assert_in_step()
-    kept = run_sql(way.owner, "SELECT count(*) FROM instep_history WHERE topic LIKE '%~%'")
+    harness.drain()
+    harness.assert_in_step()
+    kept = run_sql(harness.owner, "SELECT count(*) FROM instep_history WHERE topic LIKE '%~%'")
     assert kept == [(19,)]
     assert run_sql(
-        way.owner, f"SELECT count(*) FROM instep_history WHERE topic = '{way.topic}'"
+        harness.owner, f"SELECT count(*) FROM instep_history WHERE topic = '{harness.topic}'"
     ) == [(70,)]
 
 
 def test_retention_past_the_ledger_stops_the_pipeline(frail_harness: Harness) -> None:
-    way = frail_harness
-    way.publish(*(event(f"a{n}", 1) for n in range(9)))
-    way.drain()
-    before = way.next_offsets()
-    way.publish(*(event(f"a{n}", 2) for n in range(9)))
-    entry = confluent_kafka.admin.ConfigEntry(  # type: ignore[attr-defined]
-        "retention.ms",
-        "1",
-        incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET,  # type: ignore[attr-defined]
-    )
-    resource = confluent_kafka.admin.ConfigResource("topic", way.topic, incremental_configs=[entry])  # type: ignore[attr-defined]
-    next(iter(way.cluster.admin.incremental_alter_configs([resource]).values())).result(60)
-    ends = offsets.latest(way.cluster, way.topic, range(3))
+    harness = frail_harness
+    harness.publish(*(event(f"a{n}", 1) for n in range(9)))
+    harness.drain()
+    before = harness.next_offsets()
+    harness.publish(*(event(f"a{n}", 2) for n in range(9)))
+    configs.alter_topic(harness.cluster, harness.topic, {"retention.ms": "1"})
+    ends = offsets.latest(harness.cluster, harness.topic, range(3))
     wait_until(
-        lambda: offsets.earliest(way.cluster, way.topic, range(3)) == ends, "the records to expire"
+        lambda: offsets.earliest(harness.cluster, harness.topic, range(3)) == ends,
+        "the records to expire",
     )
-    stop = way.refused(errors.OffsetsExpired)
+    stop = harness.refused(errors.OffsetsExpired)
     expired = {
         partition: (start, ends[partition] - 1)
         for partition, start in before.items()
@@ -454,74 +453,74 @@ def test_retention_past_the_ledger_stops_the_pipeline(frail_harness: Harness) ->
     }
     for partition, (start, last) in expired.items():
         assert f"partition {partition}: {start} to {last}" in stop.what
-    assert len(rows(way.owner)) == 9
+    assert len(rows(harness.owner)) == 9
     chosen = [word for partition in expired for word in ("--partition", str(partition))]
     assert f"instep rewind contracts --to start {' '.join(chosen)} --why TEXT" in stop.remedy
-    done = instep(way.folder, "rewind", "contracts", "--to", "start", *chosen, "--execute")
+    done = instep(harness.folder, "rewind", "contracts", "--to", "start", *chosen, "--execute")
     assert (done.returncode, "--why" in done.stderr) == (2, True)
-    assert way.next_offsets() == before
-    plan = way.rewind("--to", "start", *chosen, "--why", "expired")
+    assert harness.next_offsets() == before
+    plan = harness.rewind("--to", "start", *chosen, "--why", "expired")
     assert (
         sum(last - start + 1 for start, last in (move["passed_over"] for move in plan["moves"]))
         == 9
     )
-    assert run_sql(way.owner, "SELECT DISTINCT reason FROM instep_decisions") == [("expired",)]
-    way.events = way.events[:9]
-    way.drain()
-    way.assert_in_step()
+    assert run_sql(harness.owner, "SELECT DISTINCT reason FROM instep_decisions") == [("expired",)]
+    harness.events = harness.events[:9]
+    harness.drain()
+    harness.assert_in_step()
 
 
 def test_records_deleted_ahead_of_a_lagging_pipeline_stop_it(
-    harness: Callable[..., Harness],
+    make_harness: Callable[..., Harness],
 ) -> None:
-    way = harness()
+    harness = make_harness()
     padding = "x" * 20_000  # together more than a reader fetches ahead
-    way.publish(
+    harness.publish(
         *(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30))
     )
-    run = way.run(batch_rows_max=30)
-    wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
-    ends = offsets.latest(way.cluster, way.topic, range(3))
-    with closing(sqlite3.connect(way.owner.removeprefix("sqlite:///"))) as other:
+    run = harness.run(batch_rows_max=30)
+    wait_until(lambda: len(rows(harness.owner)) > 0, "the first batch")
+    ends = offsets.latest(harness.cluster, harness.topic, range(3))
+    with closing(sqlite3.connect(harness.owner.removeprefix("sqlite:///"))) as other:
         other.execute("BEGIN IMMEDIATE")  # the pipeline waits meanwhile
         # by one request: a pipeline that the first partition stops must find the others cut too
-        topics.trim(way.cluster, way.topic, {part: end - 60 for part, end in ends.items()})
+        topics.trim(harness.cluster, harness.topic, {part: end - 60 for part, end in ends.items()})
     stop = ended(run, errors.OffsetsExpired)
-    for partition, start in way.next_offsets().items():
+    for partition, start in harness.next_offsets().items():
         assert f"partition {partition}: {start} to {ends[partition] - 61}" in stop.what
-    way.rewind("--to", "start", "--why", "deleted by hand")
-    way.drain()
-    way.assert_in_step()
+    harness.rewind("--to", "start", "--why", "deleted by hand")
+    harness.drain()
+    harness.assert_in_step()
 
 
 # --- other runs -----------------------------------------------------------------------------------
 
 
-def test_an_older_writer_that_wakes_up_is_fenced(harness: Callable[..., Harness]) -> None:
+def test_an_older_writer_that_wakes_up_is_fenced(make_harness: Callable[..., Harness]) -> None:
     """Pause a run, start another one, and resume the first.
 
     It ends by itself and has written nothing since.
     """
-    way = harness("postgres")
-    way.publish(event("a", 1))
-    with PipelineProcess(way.config, log=way.folder / "run.log") as process:
-        wait_until(way.in_step, "the first record")
+    harness = make_harness("postgres")
+    harness.publish(event("a", 1))
+    with PipelineProcess(harness.config, log=harness.folder / "run.log") as process:
+        wait_until(harness.in_step, "the first record")
         everything = [process.pid, *process.children()]
         for pid in everything:
             os.kill(pid, signal.SIGSTOP)
-        second = way.run()
-        way.publish(*(event(f"b{n}", 1) for n in range(20)))
-        wait_until(way.in_step, "the second run to apply")
+        second = harness.run()
+        harness.publish(*(event(f"b{n}", 1) for n in range(20)))
+        wait_until(harness.in_step, "the second run to apply")
         for pid in everything:
             os.kill(pid, signal.SIGCONT)
-        way.publish(*(event(f"c{n}", 1) for n in range(20)))
+        harness.publish(*(event(f"c{n}", 1) for n in range(20)))
         assert process.wait(120) == 3, process.tail()
         assert "FENCED: " in process.tail()
         assert "instep explain FENCED" in process.tail()
-    wait_until(way.in_step, "the second run to go on")
+    wait_until(harness.in_step, "the second run to go on")
     wait_until(lambda: second.state is RunnerState.RUNNING, "the second run to run")
-    way.assert_in_step()
-    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(41,)]
+    harness.assert_in_step()
+    assert run_sql(harness.owner, "SELECT count(*) FROM instep_history") == [(41,)]
 
 
 # --- the target -----------------------------------------------------------------------------------
@@ -547,22 +546,22 @@ ALTERED = [
 ]
 
 
-def test_an_altered_table_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
+def test_an_altered_table_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
     """Check that no document is quarantined."""
     kind, change, repair = ALTERED[0]
-    way = harness(kind)
-    way.publish(*(event(f"a{n}", 1, "OK") for n in range(9)))
-    run = way.run()
-    wait_until(way.in_step, "the first records")
-    before = way.next_offsets()
-    run_sql(way.owner, f"ALTER TABLE contract_document {change}")
-    way.publish(*(event(f"b{n}", 1) for n in range(9)), *(event(f"a{n}", 2) for n in range(9)))
+    harness = make_harness(kind)
+    harness.publish(*(event(f"a{n}", 1, "OK") for n in range(9)))
+    run = harness.run()
+    wait_until(harness.in_step, "the first records")
+    before = harness.next_offsets()
+    run_sql(harness.owner, f"ALTER TABLE contract_document {change}")
+    harness.publish(*(event(f"b{n}", 1) for n in range(9)), *(event(f"a{n}", 2) for n in range(9)))
     stop = ended(run, errors.TargetChanged)
     assert "contract_document" in stop.what
-    assert way.next_offsets() == before
-    run_sql(way.owner, f"ALTER TABLE contract_document {repair}")
-    way.drain()
-    way.assert_in_step()
+    assert harness.next_offsets() == before
+    run_sql(harness.owner, f"ALTER TABLE contract_document {repair}")
+    harness.drain()
+    harness.assert_in_step()
 
 
 @pytest.mark.parametrize(("kind", "change", "repair"), ALTERED)
@@ -582,56 +581,58 @@ def test_a_task_reports_an_altered_table(
 
 
 def test_a_constraint_added_during_the_run_does_not_stop_the_pipeline(
-    harness: Callable[..., Harness],
+    make_harness: Callable[..., Harness],
 ) -> None:
     """Restart the query by itself: then the table judges every event, also within one batch."""
-    way = harness("postgres")
-    way.publish(event("a", 1, "OK"))
-    run = way.run()
-    wait_until(way.in_step, "the first record")
-    run_sql(way.owner, "ALTER TABLE contract_document ADD CHECK (print_status <> 'CANCELLED')")
-    way.publish(event("b", 1, "CANCELLED"))
+    harness = make_harness("postgres")
+    harness.publish(event("a", 1, "OK"))
+    run = harness.run()
+    wait_until(harness.in_step, "the first record")
+    run_sql(harness.owner, "ALTER TABLE contract_document ADD CHECK (print_status <> 'CANCELLED')")
+    harness.publish(event("b", 1, "CANCELLED"))
     wait_until(
-        lambda: run_sql(way.owner, "SELECT document FROM instep_parked") == [("b",)],
+        lambda: run_sql(harness.owner, "SELECT document FROM instep_parked") == [("b",)],
         "the document to be parked",
     )
-    way.publish(event("c", 1, "CANCELLED"), event("c", 2), event("d", 1))
+    harness.publish(event("c", 1, "CANCELLED"), event("c", 2), event("d", 1))
     wait_until(
-        lambda: run_sql(way.owner, "SELECT count(*) FROM instep_parked") == [(3,)],
+        lambda: run_sql(harness.owner, "SELECT count(*) FROM instep_parked") == [(3,)],
         "the next one to be parked",
     )
     wait_until(
-        lambda: rows(way.owner) == [("a", "OK", 1), ("d", "PRINTED", 1)], "the others to flow"
+        lambda: rows(harness.owner) == [("a", "OK", 1), ("d", "PRINTED", 1)], "the others to flow"
     )
     wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts == 1
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
-def test_a_revoked_right_stops_the_pipeline(harness: Callable[..., Harness], kind: str) -> None:
-    way = harness(kind, user=True)
-    name = urlparse(way.url).username
-    way.publish(*(event(f"a{n}", 1) for n in range(9)))
-    run = way.run()
-    wait_until(way.in_step, "the records so far")
-    before = way.next_offsets()
-    run_sql(way.owner, f"REVOKE INSERT ON contract_document FROM {name}")
-    way.publish(*(event(f"b{n}", 1) for n in range(9)))
+def test_a_revoked_right_stops_the_pipeline(
+    make_harness: Callable[..., Harness], kind: str
+) -> None:
+    harness = make_harness(kind, user=True)
+    name = urlparse(harness.url).username
+    harness.publish(*(event(f"a{n}", 1) for n in range(9)))
+    run = harness.run()
+    wait_until(harness.in_step, "the records so far")
+    before = harness.next_offsets()
+    run_sql(harness.owner, f"REVOKE INSERT ON contract_document FROM {name}")
+    harness.publish(*(event(f"b{n}", 1) for n in range(9)))
     stop = ended(run, errors.PermissionLost)
     assert "contract_document" in stop.what
     assert kind != "mariadb" or "INSERT command denied" in stop.what
-    assert way.next_offsets() == before
-    run_sql(way.owner, f"GRANT INSERT ON contract_document TO {name}")
+    assert harness.next_offsets() == before
+    run_sql(harness.owner, f"GRANT INSERT ON contract_document TO {name}")
     # MariaDB does not even show a table on which the user has no right
     for table in (
         ("contract_document", "instep_ledger") if kind == "mariadb" else ("instep_ledger",)
     ):
-        run_sql(way.owner, f"REVOKE SELECT, INSERT, UPDATE, DELETE ON {table} FROM {name}")
-        stop = way.refused(errors.PermissionLost)
+        run_sql(harness.owner, f"REVOKE SELECT, INSERT, UPDATE, DELETE ON {table} FROM {name}")
+        stop = harness.refused(errors.PermissionLost)
         assert table in stop.what
-        run_sql(way.owner, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}")
-    way.drain()
-    way.assert_in_step()
+        run_sql(harness.owner, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}")
+    harness.drain()
+    harness.assert_in_step()
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
@@ -650,39 +651,39 @@ def test_a_task_reports_a_revoked_right(
     assert rows(one.owner) == [("a", "PRINTED", 1)]
 
 
-def test_a_read_only_postgres_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
-    way = harness("postgres", user=True)
-    name = urlparse(way.url).username
-    way.publish(event("a", 1))
-    run = way.run()
-    wait_until(way.in_step, "the first record")
-    run_sql(way.owner, f"ALTER ROLE {name} SET default_transaction_read_only = on")
+def test_a_read_only_postgres_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness("postgres", user=True)
+    name = urlparse(harness.url).username
+    harness.publish(event("a", 1))
+    run = harness.run()
+    wait_until(harness.in_step, "the first record")
+    run_sql(harness.owner, f"ALTER ROLE {name} SET default_transaction_read_only = on")
     run_sql(
-        way.owner,
+        harness.owner,
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'",
     )
-    way.publish(event("b", 1))
+    harness.publish(event("b", 1))
     ended(run, errors.TargetReadOnly)
-    way.refused(errors.TargetReadOnly)
-    run_sql(way.owner, f"ALTER ROLE {name} RESET default_transaction_read_only")
-    way.drain()
-    way.assert_in_step()
+    harness.refused(errors.TargetReadOnly)
+    run_sql(harness.owner, f"ALTER ROLE {name} RESET default_transaction_read_only")
+    harness.drain()
+    harness.assert_in_step()
 
 
-def test_a_read_only_mariadb_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
-    way = harness("mariadb", user=True)
-    way.publish(event("a", 1))
-    run = way.run()
-    wait_until(way.in_step, "the first record")
+def test_a_read_only_mariadb_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness("mariadb", user=True)
+    harness.publish(event("a", 1))
+    run = harness.run()
+    wait_until(harness.in_step, "the first record")
     try:
-        run_sql(way.owner, "SET GLOBAL read_only = ON")
-        way.publish(event("b", 1))
+        run_sql(harness.owner, "SET GLOBAL read_only = ON")
+        harness.publish(event("b", 1))
         ended(run, errors.TargetReadOnly)
-        way.refused(errors.TargetReadOnly)
+        harness.refused(errors.TargetReadOnly)
     finally:
-        run_sql(way.owner, "SET GLOBAL read_only = OFF")
-    way.drain()
-    way.assert_in_step()
+        run_sql(harness.owner, "SET GLOBAL read_only = OFF")
+    harness.drain()
+    harness.assert_in_step()
 
 
 READ_ONLY = """
@@ -730,54 +731,54 @@ def test_a_read_only_sqlite_file_stops_the_pipeline(mode: str) -> None:
     "kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"]
 )
 def test_a_database_restored_from_a_backup_catches_up(
-    harness: Callable[..., Harness], kind: str, tmp_path: Path
+    make_harness: Callable[..., Harness], kind: str, tmp_path: Path
 ) -> None:
     """Restore a backup while it runs, with nothing new to apply.
 
     What was applied since the backup is applied again, and nothing is skipped.
     """
-    way = harness(kind)
-    way.publish(*(event(f"a{n}", 1) for n in range(10)))
-    run = way.run()
-    wait_until(way.in_step, "the first records")
-    put_back = BACKUPS[kind](way, tmp_path)
-    way.publish(*(event(f"b{n}", 1) for n in range(10)), event("a1", 2))
-    wait_until(way.in_step, "the records after the backup")
+    harness = make_harness(kind)
+    harness.publish(*(event(f"a{n}", 1) for n in range(10)))
+    run = harness.run()
+    wait_until(harness.in_step, "the first records")
+    put_back = BACKUPS[kind](harness, tmp_path)
+    harness.publish(*(event(f"b{n}", 1) for n in range(10)), event("a1", 2))
+    wait_until(harness.in_step, "the records after the backup")
     put_back()
-    wait_until(way.in_step, "everything to be there again")
+    wait_until(harness.in_step, "everything to be there again")
     wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts >= 1
-    way.publish(*(event(f"c{n}", 1) for n in range(10)))
-    wait_until(way.in_step, "it to go on")
-    way.assert_in_step()
-    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(31,)]
+    harness.publish(*(event(f"c{n}", 1) for n in range(10)))
+    wait_until(harness.in_step, "it to go on")
+    harness.assert_in_step()
+    assert run_sql(harness.owner, "SELECT count(*) FROM instep_history") == [(31,)]
 
 
-def _file_backup(way: Harness, tmp_path: Path) -> Callable[[], None]:
-    file, backup = Path(way.owner.removeprefix("sqlite:///")), tmp_path / "backup.db"
+def _file_backup(harness: Harness, tmp_path: Path) -> Callable[[], None]:
+    file, backup = Path(harness.owner.removeprefix("sqlite:///")), tmp_path / "backup.db"
     with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
         source.backup(copy)
 
     def put_back() -> None:
         for rest in file.parent.glob("target.db-*"):
             rest.unlink()
-        assert rows(f"sqlite:///{backup}") != way.expected()
+        assert rows(f"sqlite:///{backup}") != harness.expected()
         backup.replace(file)
 
     return put_back
 
 
-def _table_backup(way: Harness, _tmp_path: Path) -> Callable[[], None]:
+def _table_backup(harness: Harness, _tmp_path: Path) -> Callable[[], None]:
     """Copy every table in one transaction, and restore in one that waits for the pipeline's own."""
     tables = ("instep_ledger", "contract_document", "instep_history")
     lock = "SELECT count(*) FROM (SELECT 1 FROM instep_ledger FOR UPDATE) AS locked"
     for table in tables:
-        run_sql(way.owner, f"CREATE TABLE backup_{table} AS SELECT * FROM {table}")
+        run_sql(harness.owner, f"CREATE TABLE backup_{table} AS SELECT * FROM {table}")
 
     def put_back() -> None:
         emptied = [f"DELETE FROM {table}" for table in reversed(tables)]
         filled = [f"INSERT INTO {table} SELECT * FROM backup_{table}" for table in tables]
-        run_sql(way.owner, lock, *emptied, *filled)
+        run_sql(harness.owner, lock, *emptied, *filled)
 
     return put_back
 
@@ -792,17 +793,17 @@ BACKUPS: dict[str, Callable[[Harness, Path], Callable[[], None]]] = {
 # --- rewind, while it runs ------------------------------------------------------------------------
 
 
-def test_a_running_pipeline_follows_a_rewind(harness: Callable[..., Harness]) -> None:
+def test_a_running_pipeline_follows_a_rewind(make_harness: Callable[..., Harness]) -> None:
     """Rewind back: everything is applied again, and nothing quarantined.
 
     Rewind to the end: what lies between is not applied.
     """
-    way = harness("postgres")
-    way.publish(*(event(f"a{n % 10}", n) for n in range(60)))
-    run = way.run()
-    wait_until(way.in_step, "the records")
-    before = way.next_offsets()
-    shown = way.instep("rewind", "contracts", "--to", "start")
+    harness = make_harness("postgres")
+    harness.publish(*(event(f"a{n % 10}", n) for n in range(60)))
+    run = harness.run()
+    wait_until(harness.in_step, "the records")
+    before = harness.next_offsets()
+    shown = harness.instep("rewind", "contracts", "--to", "start")
     assert shown.splitlines()[0].split() == [
         "PIPELINE",
         "TOPIC",
@@ -811,15 +812,16 @@ def test_a_running_pipeline_follows_a_rewind(harness: Callable[..., Harness]) ->
         "NEW",
         "DELTA",
     ]
-    assert way.next_offsets() == before
-    run_sql(way.owner, "DELETE FROM contract_document WHERE doc_no = 'a3'")
-    way.rewind("--to", "start")
+    assert harness.next_offsets() == before
+    run_sql(harness.owner, "DELETE FROM contract_document WHERE doc_no = 'a3'")
+    harness.rewind("--to", "start")
     wait_until(
-        lambda: way.in_step() and way.next_offsets() == before, "everything to be applied again"
+        lambda: harness.in_step() and harness.next_offsets() == before,
+        "everything to be applied again",
     )
-    way.publish(event("b", 1))
-    wait_until(way.in_step, "it to go on")
+    harness.publish(event("b", 1))
+    wait_until(harness.in_step, "it to go on")
     wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts == 1
-    way.assert_in_step()
-    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(61,)]
+    harness.assert_in_step()
+    assert run_sql(harness.owner, "SELECT count(*) FROM instep_history") == [(61,)]
