@@ -105,7 +105,7 @@ def measure_polling(
     """Compare polling every document with events: seconds per round, age of a status."""
     from instep_bench import polling
 
-    given = _given(
+    given = _without_omitted(
         documents=documents,
         call_s=call,
         sample=sample,
@@ -161,7 +161,7 @@ def measure_apply(
     """Measure how fast a backlog is applied to each target, beside other programs."""
     from instep_bench import apply
 
-    given = _given(
+    given = _without_omitted(
         targets=tuple(target) if target else None,
         events=events,
         documents=documents,
@@ -225,7 +225,7 @@ def measure_freshness(
     """Measure the age of events at commit: at even rates, after a pause, and with faults."""
     from instep_bench import freshness
 
-    given = _given(
+    given = _without_omitted(
         target=target,
         rates=_numbers("--rates", rates, int),
         seconds=seconds,
@@ -274,7 +274,7 @@ def measure_scale(
     """Measure the cost per event as one thing grows: rows, events, partitions, cores."""
     from instep_bench import scale
 
-    given = _given(
+    given = _without_omitted(
         target=target,
         documents=_numbers("--documents", documents, int),
         events=_numbers("--events", events, int),
@@ -309,7 +309,7 @@ def compare_results(
     """Compare two results figure by figure, and say which differences may be noise."""
     from instep_bench import compare
 
-    (id_a, in_a), (id_b, in_b) = _found(a), _found(b)
+    (id_a, in_a), (id_b, in_b) = _stored_result(a), _stored_result(b)
     found = compare.compare(in_a, in_b)
     if as_json:
         output.print_json(
@@ -357,7 +357,7 @@ def write_report(
     """Write results as one self-contained HTML page, with spread, plots and machine."""
     from instep_bench import page
 
-    found = dict(_found(named) for named in results or [LATEST])
+    found = dict(_stored_result(named) for named in results or [LATEST])
     pages.write(page.KIND, lambda: page.render(found), out, force=force)
     if as_json:
         output.print_json({"file": str(out.absolute()), "results": list(found)})
@@ -448,7 +448,7 @@ def _command(context: typer.Context) -> str:
     return shlex.join(parts)
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_omitted(**options: Any) -> dict[str, Any]:
     """Return the options of the command line without those that were omitted."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -483,7 +483,7 @@ def _booleans(option: str, text: str | None) -> tuple[bool, ...] | None:
     return tuple(words[name] for name in _names(text) or ())
 
 
-def _found(named: str) -> tuple[str, BenchResult]:
+def _stored_result(named: str) -> tuple[str, BenchResult]:
     """Return a stored result with its id."""
     from instep_bench import store
 

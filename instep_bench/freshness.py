@@ -219,14 +219,14 @@ class _Bench:
             broker_down_s = (up_ns - fault_ns) / 1e9
         else:
             starts[f"after {name}"] = start_s
-        held_up, back_s = latency_join.period(timings, fault_ns)
+        delayed, back_s = latency_join.period(timings, fault_ns)
         return freshness_report.FaultEffect(
             name,
             rate,
             fault_ns,
             broker_down_s,
             timings,
-            held_up,
+            delayed,
             back_s,
         )
 

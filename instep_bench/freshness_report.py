@@ -44,7 +44,7 @@ class FaultEffect(msgspec.Struct, frozen=True):
     fault_ns: int
     server_back_s: float | None
     timings: list[EventTiming]
-    held_up: list[EventTiming]
+    delayed: list[EventTiming]
     back_s: float
 
 
@@ -75,7 +75,7 @@ def figures(run: FreshnessRun) -> list[Figure]:
         if fault.server_back_s is not None:
             found.append(_less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
         for name, value in latency_join.percentiles(
-            timing.total for timing in fault.held_up
+            timing.total for timing in fault.delayed
         ).items():
             found.append(
                 _less(
@@ -239,7 +239,7 @@ def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
 def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
     rows: list[list[Cell]] = []
     for fault in faults:
-        delays_s = latency_join.percentiles(timing.total / 1000 for timing in fault.held_up)
+        delays_s = latency_join.percentiles(timing.total / 1000 for timing in fault.delayed)
         values_ms = [
             round(delays_s[name], 2) if delays_s else None for name in ("p50", "p99", "max")
         ]
@@ -248,7 +248,7 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
                 fault.name,
                 fault.rate,
                 len(fault.timings),
-                len(fault.held_up),
+                len(fault.delayed),
                 round(fault.back_s, 2),
                 *values_ms,
             ]

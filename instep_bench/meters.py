@@ -92,15 +92,15 @@ class Meter:
         if self._thread:
             self._thread.join()
         for counter in self._counters.values():
-            counter.look(time.monotonic() - self._began, with_pss=True)
+            counter.sample(time.monotonic() - self._began, with_pss=True)
         return {name: counter.usage() for name, counter in self._counters.items()}
 
     def _sample(self) -> None:
-        turn = 0
+        number = 0
         while not self._over.wait(self._interval_s):
             for counter in self._counters.values():
-                counter.look(time.monotonic() - self._began, with_pss=turn % PSS_EVERY == 0)
-            turn += 1
+                counter.sample(time.monotonic() - self._began, with_pss=number % PSS_EVERY == 0)
+            number += 1
 
     def __enter__(self) -> Self:
         self.start()
@@ -127,7 +127,7 @@ class _Counter:
             with contextlib.suppress(psutil.Error):
                 self._before[process] = _cpu_s(process)
 
-    def look(self, at_s: float, *, with_pss: bool) -> None:
+    def sample(self, at_s: float, *, with_pss: bool) -> None:
         living = self._processes()
         rss_mb = 0.0
         for process in living:

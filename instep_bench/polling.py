@@ -195,7 +195,7 @@ def _by_events(
                 running,
                 lambda: system.processed(sink) >= system.events,
                 "applying events",
-                look_s=0.005,
+                interval_s=0.005,
             )
             seconds = time.monotonic() - began
             if number == 0:

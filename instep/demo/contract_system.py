@@ -167,7 +167,7 @@ class Contracts:
         running: pipeline_process.PipelineProcess,
         reached: Callable[[], bool],
         what: str,
-        look_s: float = 0.02,
+        interval_s: float = 0.02,
     ) -> None:
         """Wait for a condition; raise if the pipeline ends before, or if it takes too long."""
         is_over = False
@@ -179,7 +179,7 @@ class Contracts:
             is_over = running.poll() is not None
             return is_over
 
-        if not wait_until(is_reached_or_over, PATIENCE_S, interval_s=look_s) or is_over:
+        if not wait_until(is_reached_or_over, PATIENCE_S, interval_s=interval_s) or is_over:
             raise errors.InstepError(
                 f"the pipeline failed while {what}; the end of its log:\n{running.tail()}"
             )

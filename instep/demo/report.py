@@ -28,7 +28,7 @@ def render(result: DemoResult, samples: Sequence[ProgressSample], commands: Sequ
         race=_race(samples) if samples else None,
         call_s=polling.CALL_S,
         faults=_faults(result),
-        life=_life(result),
+        life=_timeline(result),
         commands=commands,
     )
 
@@ -92,7 +92,7 @@ def _faults(result: DemoResult) -> ReportTable:
     return ReportTable("", head, rows)
 
 
-def _life(result: DemoResult) -> ReportTable:
+def _timeline(result: DemoResult) -> ReportTable:
     rows: list[list[Cell]] = [
         [
             step.place,

@@ -88,7 +88,7 @@ class Naive(msgspec.Struct, frozen=True):
 
 
 class StoryEvent(msgspec.Struct, frozen=True):
-    """One event in a document's life."""
+    """One event in a document's timeline."""
 
     place: str
     status: str
@@ -248,7 +248,7 @@ class _Story:
             naive=_compared(self.naive.rows(), system.expected),
             faults=self.faults,
             document=shown,
-            life=self._life(shown),
+            life=self._timeline(shown),
             dead_letter=str(sink.journal.dead_letters(Selection(), 1)[0].place),
             target=target.shown(sink.url),
             seconds=round(time.monotonic() - self.began, 1),
@@ -352,7 +352,7 @@ class _Story:
     def _wait(self, reached: Callable[[], bool], what: str) -> None:
         self.system.wait(self.running, reached, what)
 
-    def _life(self, document: str) -> list[StoryEvent]:
+    def _timeline(self, document: str) -> list[StoryEvent]:
         system = self.system
         with MaintenanceSession(system.name, system.pipeline, "demo") as session:
             found = timeline.read(

@@ -21,10 +21,10 @@ from instep import certificates, errors, settings
 from instep.kafka import faults
 
 TIMEOUT_S = 10.0
-SLICE_S = 0.05  # waits are this short, so that Ctrl-C and a refusal are noticed
+POLL_S = 0.05  # so short that Ctrl-C and a refusal are noticed
 SILENCE_S = 3.0  # after this long without an answer, a new client is tried
 REFRESH_S = 1.0
-METADATA_SLICE_S = 1.0
+METADATA_ATTEMPT_S = 1.0  # the first one; each further one takes twice as long
 READER_GROUP = "instep-reader"
 RETIRED_MAX = 4  # replaced clients that are kept open
 LOGIN_MODULES = {
@@ -216,7 +216,7 @@ class Cluster:
         is_checked = False
         while True:
             try:
-                return future.result(timeout=SLICE_S)
+                return future.result(timeout=POLL_S)
             except KafkaException as failure:
                 self.admin.poll(0)
                 raise self.translate(failure.args[0], operation, since) from failure
@@ -240,21 +240,21 @@ class Cluster:
         The client's call reacts neither to Ctrl-C nor to a refusal, so it is repeated with growing
         timeouts.
         """
-        since, slice_s = time.monotonic(), METADATA_SLICE_S
+        since, attempt_s = time.monotonic(), METADATA_ATTEMPT_S
         while True:
             left_s = since + self.timeout_s - time.monotonic()
             try:
-                return self.admin.list_topics(topic, timeout=max(SLICE_S, min(slice_s, left_s)))
+                return self.admin.list_topics(topic, timeout=max(POLL_S, min(attempt_s, left_s)))
             except KafkaException as failure:
                 self.admin.poll(0)  # calls the error callback
                 ours = self.translate(failure.args[0], operation, since)
                 if (
                     not isinstance(ours, errors.BrokerUnreachable)
                     or self.error_log.refused_by_all(since)
-                    or left_s <= slice_s
+                    or left_s <= attempt_s
                 ):
                     raise ours from failure
-            slice_s *= 2
+            attempt_s *= 2
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
         """Retry until the timeout: a leader or coordinator that moves returns an error, or nothing.
@@ -273,7 +273,7 @@ class Cluster:
                 if waited_s >= SILENCE_S and not is_renewed:
                     self.renew()
                     is_renewed = True
-                time.sleep(SLICE_S)
+                time.sleep(POLL_S)
 
     def try_briefly(self, attempt: Callable[[], Result]) -> Result:
         """Try once, with a short timeout."""

@@ -169,7 +169,7 @@ def _commit(
     try:
         committer.commit(offsets=topic_partitions, asynchronous=True)
         while not answers:
-            message = committer.poll(connection.SLICE_S)
+            message = committer.poll(connection.POLL_S)
             error = message.error() if message is not None else None
             if error is not None and faults.MEANING.get(error.code()) is errors.NotAuthorised:
                 raise cluster.translate(error, operation, since)

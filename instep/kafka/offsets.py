@@ -306,7 +306,7 @@ def _poll(
         cluster.operation(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=timeout_s
     )
     while True:
-        message = reader.poll(connection.SLICE_S)
+        message = reader.poll(connection.POLL_S)
         error = message.error() if message is not None else None
         if message and (not error or error.code() == KafkaError._PARTITION_EOF):
             return message

@@ -57,7 +57,7 @@ def messages(
         scanner.assign(topic_partitions)
         received_at = time.monotonic()
         while ends_left:
-            for message in scanner.consume(RECORDS_PER_POLL, connection.SLICE_S):
+            for message in scanner.consume(RECORDS_PER_POLL, connection.POLL_S):
                 received_at = time.monotonic()
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if partition not in ends_left:
@@ -94,7 +94,7 @@ def follow(
         while True:
             since = time.monotonic()
             received: list[tuple[int, Message]] = []
-            for message in scanner.consume(RECORDS_PER_POLL, connection.SLICE_S):
+            for message in scanner.consume(RECORDS_PER_POLL, connection.POLL_S):
                 error, partition = message.error(), message.partition()
                 if error is None and partition is not None:
                     received.append((partition, message))

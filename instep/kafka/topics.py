@@ -225,7 +225,7 @@ def _wait_until(cluster: connection.Cluster, topic: str, is_done: Callable[[Any]
         except errors.TopicMissing:
             return is_done(None)
 
-    if not wait_until(is_reached, cluster.timeout_s, interval_s=connection.SLICE_S):
+    if not wait_until(is_reached, cluster.timeout_s, interval_s=connection.POLL_S):
         raise faults.translate(
             KafkaError(
                 KafkaError.LEADER_NOT_AVAILABLE,

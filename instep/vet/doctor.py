@@ -338,8 +338,8 @@ def _clock(where: str, ahead_s: float) -> Check:
     )
 
 
-def _attempt(part: str, look: Callable[[], Check]) -> Check:
+def _attempt(part: str, check: Callable[[], Check]) -> Check:
     try:
-        return msgspec.structs.replace(look(), part=part)
+        return msgspec.structs.replace(check(), part=part)
     except errors.InstepError as error:
         return Check(part, CheckState.WRONG, error.what, error.remedy)

@@ -145,9 +145,10 @@ class _Order(msgspec.Struct, frozen=True):
             last = last_events.get((record.partition, event.document))
             if last is not None:
                 # Without an order value, the event's time is the best evidence.
-                now, then = event.at_us, last.at_us
+                current, previous = event.at_us, last.at_us
                 if mapping.order:
-                    now, then = event.order, last.order
-                backwards += now is not None and then is not None and now < then
+                    current, previous = event.order, last.order
+                if current is not None and previous is not None:
+                    backwards += current < previous
             last_events[record.partition, event.document] = event
         return cls(repeated, same, backwards)

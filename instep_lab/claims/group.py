@@ -543,13 +543,13 @@ def effect_of(
     operations: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int
 ) -> EventEffect:
     """Return the effect of what happened to the group in this time."""
-    mine = [one for one in operations if one.group == group and one.at_ns <= ended]
+    of_group = [one for one in operations if one.group == group and one.at_ns <= ended]
     changed = {
         one.member
-        for one in mine
+        for one in of_group
         if one.kind in (OperationKind.ASSIGN, OperationKind.REVOKE) and one.at_ns >= began
     }
-    reads = list(history.of(mine, OperationKind.READ))
+    reads = list(history.of(of_group, OperationKind.READ))
     stayed, moved = list[float](), list[float]()
     for partition in {one.partition for one in reads}:
         of_it = [one for one in reads if one.partition == partition]

@@ -101,9 +101,9 @@ def test_the_effect_of_a_fault_is_measured() -> None:
         timing(4_900, 5_200),
         timing(6_000, 6_100),
     ]
-    held_up, seconds = latency_join.period(timings, 1_000 * MS)
+    delayed, seconds = latency_join.period(timings, 1_000 * MS)
     assert seconds == pytest.approx(4.1)
-    assert [one.total for one in held_up] == [150, 4_020, 2_100]
+    assert [one.total for one in delayed] == [150, 4_020, 2_100]
 
 
 def test_a_fault_without_effect_is_recognised() -> None:

@@ -201,7 +201,7 @@ def _await_settings(
         )
         return are_set and not any(current[name].source == configs.OF_TOPIC for name in unset)
 
-    wait_until(is_shown, cluster.timeout_s, interval_s=connection.SLICE_S)
+    wait_until(is_shown, cluster.timeout_s, interval_s=connection.POLL_S)
     return current
 
 

@@ -48,13 +48,13 @@ class MaintenanceSession:
     """The sink of one pipeline, and a decoder by its current settings."""
 
     def __init__(
-        self, name: str, pipeline: settings.Pipeline, who: str, *, waits: bool = True
+        self, name: str, pipeline: settings.Pipeline, actor: str, *, waits: bool = True
     ) -> None:
         """Open the sink.
 
         Without `waits`, a transaction raises Transient if a task has locked the ledger.
         """
-        self.name, self.who, self._waits = name, who, waits
+        self.name, self.actor, self._waits = name, actor, waits
         self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
         self.decoder = Decoder(self.sink.target.mapping, self.sink.record_bytes_max)
 
@@ -99,7 +99,7 @@ class MaintenanceSession:
             place.offset,
             action.value,
             outcome,
-            self.who,
+            self.actor,
             why or line.detail,
             line.document,
             place.topic,
