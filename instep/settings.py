@@ -881,7 +881,8 @@ def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str,
             if short:
                 rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
         if children:
-            rows += [(f"{field.name}.{key}", *rest) for key, *rest in children]  # type: ignore[misc]
+            name = field.name
+            rows += [(f"{name}.{key}", *rest) for key, *rest in children]  # type: ignore[misc]
         else:
             rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
     return rows

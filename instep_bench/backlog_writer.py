@@ -8,6 +8,7 @@ from instep import errors
 from instep.sinks.sink import Sink
 
 ROWS_PER_INSERT = 100_000  # ten to the power of the digits below
+# MySQL has no generator of numbers; sequence tables exist only in MariaDB.
 DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
 
 
@@ -25,6 +26,7 @@ def fill(sink: Sink, status: str, version: str, count: int, start: int = 0) -> N
             end = min(first + ROWS_PER_INSERT, count)
             rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, end)}"  # noqa: S608 - our names
             sink.connection.execute(f"{into} {rows}")
+    # Until it has statistics, PostgreSQL plans as if the table were small.
     if sink.connection.dialect.name == "postgresql":
         with sink.translated():
             sink.connection.execute(f"ANALYZE {sink.table.name}")
@@ -32,9 +34,8 @@ def fill(sink: Sink, status: str, version: str, count: int, start: int = 0) -> N
 
 def total(sink: Sink, version: str) -> tuple[int, int]:
     """Return the number of documents and the sum of their versions; an event adds 1 to the sum."""
-    found = sink.connection.select(
-        f"SELECT count(*), sum({sink.connection.quoted(version)}) FROM {sink.table.name}"  # noqa: S608 - our names
-    )
+    column, table = sink.connection.quoted(version), sink.table.name
+    found = sink.connection.select(f"SELECT count(*), sum({column}) FROM {table}")  # noqa: S608
     return int(found[0][0]), int(found[0][1] or 0)
 
 
@@ -53,14 +54,15 @@ def _postgres(first: int, end: int) -> str:
 
 
 def _sqlite(first: int, end: int) -> str:
-    steps = f"SELECT {first} UNION ALL SELECT n + 1 FROM counted WHERE n < {end - 1}"  # noqa: S608 - only numbers
-    return f"(WITH RECURSIVE counted (n) AS ({steps}) SELECT n FROM counted)"  # noqa: S608 - only numbers
+    steps = f"SELECT {first} UNION ALL SELECT n + 1 FROM counted WHERE n < {end - 1}"  # noqa: S608
+    return f"(WITH RECURSIVE counted (n) AS ({steps}) SELECT n FROM counted)"  # noqa: S608
 
 
 def _mysql(first: int, end: int) -> str:
     tables = ", ".join(f"({DIGITS}) AS d{place}" for place in range(5))
     number = " + ".join(f"{10**place} * d{place}.d" for place in range(5))
-    return f"(SELECT {first} + {number} AS n FROM {tables}) AS numbers WHERE n < {end} ORDER BY n"  # noqa: S608 - only numbers
+    numbers = f"(SELECT {first} + {number} AS n FROM {tables}) AS numbers"  # noqa: S608
+    return f"{numbers} WHERE n < {end} ORDER BY n"
 
 
 Numbers = Callable[[int, int], str]

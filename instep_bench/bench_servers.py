@@ -251,6 +251,7 @@ class BenchServers:
             try:
                 started.start()
             except BaseException:
+                # Also after Ctrl-C: a server that is just starting must not stay.
                 started.close()
                 raise
             return TargetDatabase(name, started.url, self.folder, started, is_ours=True)

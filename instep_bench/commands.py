@@ -405,6 +405,7 @@ def _measure(
 
     extras.require_spark()
     if html:
+        # Now, not after minutes of measuring.
         pages.refuse_file(page.KIND, html, force=False, option="--html")
     into = store.folder()
     steps = 0
@@ -418,6 +419,7 @@ def _measure(
 
         file = store.keep(run(options, say, _command(context)), into)
     output.say(f"stored as {file.stem}: {file}")
+    # Show what was stored: without passwords, and without values that are not finite.
     result = store.read(file)
     if as_json:
         output.print_json({"result": file.stem, "file": str(file), **_all_of(result)})

@@ -148,6 +148,7 @@ def measure(
         contestant.begin(declared)
         with meters.Meter({**contestant.roles(), **servers}) as meter:
             first_row, last_commit = _watch(contestant, sink, expected)
+            # Up to the last commit: what a contestant does to end a run is not counted.
             usage = meter.stop()
         contestant.finish()
         differences = differing(sink, expected)
@@ -171,6 +172,7 @@ def _watch(contestant: Contestant, sink: Sink, expected: load.ExpectedState) -> 
             first_row = time.time()
         if first_row and _arrived(sink, expected.sentinels):
             return first_row, time.time()
+        # The table was read once more since the contestant reported its end.
         if is_over:
             raise errors.InstepError(
                 f"{contestant.name} reports that it is done, but the last events are not in the"
@@ -190,7 +192,8 @@ def _watch(contestant: Contestant, sink: Sink, expected: load.ExpectedState) -> 
 def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
     marks = ", ".join([sink.connection.placeholder] * len(sentinels))
     key = sink.table.key
-    statement = f"SELECT {key}, version FROM {sink.table.name} WHERE {key} IN ({marks})"  # noqa: S608 - our names
+    columns, table = f"{key}, version", sink.table.name
+    statement = f"SELECT {columns} FROM {table} WHERE {key} IN ({marks})"  # noqa: S608 - our names
     found = dict(sink.connection.select(statement, tuple(sentinels)))
     return all(found.get(name, 0) == row.version for name, row in sentinels.items())
 

@@ -121,6 +121,7 @@ class ContestantProgram:
         return msgspec.json.decode(line, type=OrderResult)
 
     def has_answered(self) -> bool:
+        # A line without its end is still being written.
         return self._answers.read_bytes().count(b"\n") > self._answers_read
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from instep.report.percentiles import percentile_values
 from instep_bench.commit_log import CommitTimes
 
-NS = 1_000_000
+NS = 1_000_000  # in a millisecond
 IN_STEP_MS = 1_000.0
 PARTS = ("publish", "wait", "batch", "write")
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}

@@ -92,6 +92,7 @@ class Meter:
         if self._thread:
             self._thread.join()
         for counter in self._counters.values():
+            # One last sample: it has the complete CPU time, and may be the only one of a short run.
             counter.sample(time.monotonic() - self._began, with_pss=True)
         return {name: counter.usage() for name, counter in self._counters.items()}
 

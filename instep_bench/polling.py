@@ -108,7 +108,7 @@ def check(options: PollingOptions) -> None:
 
 def _poll(options: PollingOptions, say: Callable[[str], None]) -> Iterator[PollingMethod]:
     documents = [f"doc-{number:05}" for number in range(options.documents)]
-    random.Random(options.seed).shuffle(documents)  # noqa: S311 - a repeatable order, nothing secret
+    random.Random(options.seed).shuffle(documents)  # noqa: S311 - a repeatable order
     with polling.QueryService(dict.fromkeys(documents, "CREATED"), options.call_s) as service:
         for connections in dict.fromkeys(options.connections):
             calls = _calls(options, connections)
@@ -161,6 +161,7 @@ def _system(
     system = Contracts(
         servers.folder, servers.bootstrap, database.url, options.documents, prefix="bench"
     )
+    # Before anything is created: the preparation may fail halfway.
     if not database.is_ours:
         stack.callback(system.clean_database)
     if options.bootstrap:

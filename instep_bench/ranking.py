@@ -14,7 +14,7 @@ from instep_bench.result import Figure
 Start = Literal["cold", "warm"]
 NAMES = {False: "instep", True: "instep with history"}
 OURS = "exactly once, in order (version guard); bad events are kept as dead letters"
-WARM_UPS = 2
+WARM_UPS = 2  # the JVM still compiles code in its first runs
 SERVERS = ("broker", "database")
 THROUGHPUT = "throughput"
 TOTAL = "all of it"

@@ -149,6 +149,7 @@ def stride(documents: int) -> int:
     """Return a step that visits every document once per cycle, each far from the one before."""
     return next(
         step
+        # About the golden ratio: successive documents are then far apart in the table.
         for step in range(max(1, int(documents * 0.618)), documents + 2)
         if math.gcd(step, documents) == 1
     )

@@ -105,6 +105,7 @@ class Sender:
             [sys.executable, "-m", "instep_bench.sender", msgspec.json.encode(source).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Ctrl-C reaches only the benchmark; the sender ends when its input is closed.
             start_new_session=True,
         )
 
@@ -243,7 +244,7 @@ def main(encoded_source: str) -> None:
             source.bootstrap,
             source.topic,
             source="print-system",
-            queue_buffering_max_messages=1_000_000,
+            queue_buffering_max_messages=1_000_000,  # a full queue would delay the schedule
         )
         runner = _LegRunner(source, publisher)
         while True:

@@ -32,6 +32,7 @@ def folder() -> Path:
 def keep(result: BenchResult, into: Path) -> Path:
     """Write a result under a new id and return its file."""
     at = datetime.now(UTC)
+    # Two results of one second need different names.
     while (file := into / f"{at:%Y%m%dT%H%M%S}-{result.bench}.json").exists():
         at += timedelta(seconds=1)
     with paths.explained(into):

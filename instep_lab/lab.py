@@ -95,7 +95,9 @@ class Lab:
             command=command([claim.id], request.tier, request.seed, request.cluster),
             begun_at=files.now(),
         )
+        # An interrupted attempt may have left files.
         shutil.rmtree(self._run / claim.id, ignore_errors=True)
+        # INCONCLUSIVE until it is overwritten: a killed run must not look complete.
         store.write_result(self._run, result)
         began = time.monotonic()
         failure: Exception | None = None
@@ -103,8 +105,9 @@ class Lab:
         try:
             cluster = pool.of(claim.brokers)
             if cluster is not None and cluster.brokers < claim.brokers:
-                has = f"the cluster has {cluster.brokers}"
-                raise errors.InstepError(f"{claim.id} needs {claim.brokers} brokers; {has}")  # noqa: TRY301
+                raise errors.InstepError(  # noqa: TRY301 - reported like any other failure
+                    f"{claim.id} needs {claim.brokers} brokers; the cluster has {cluster.brokers}"
+                )
             trial = Trial(
                 claim.id,
                 run=self._run,
@@ -216,6 +219,7 @@ def sweep(run: Path, cluster: LabCluster | None, say: Progress) -> None:
     if cluster is None:
         return
     for resource in store.read_created(run):
+        # A safeguard: never delete what the lab did not name.
         if not resource.name.startswith(PREFIX):
             continue
         try:
@@ -223,7 +227,7 @@ def sweep(run: Path, cluster: LabCluster | None, say: Progress) -> None:
                 topics.delete(cluster.kafka, resource.name)
             elif consumer_groups.exists(cluster.kafka, resource.name):
                 consumer_groups.delete(cluster.kafka, resource.name)
-        except errors.TopicMissing:
+        except errors.TopicMissing:  # recorded, but not created
             continue
         except errors.InstepError as error:
             say(f"could not remove {resource.kind} {resource.name}: {error.what}")

@@ -105,6 +105,7 @@ class Team:
             self.killable = None
 
     def close(self) -> None:
+        # Stop all of them first, so that nobody works through another rebalance.
         for _, stop, _ in self._present:
             stop.set()
         while self._present:
@@ -142,6 +143,7 @@ def _spell(assignor: Assignor, name: str) -> str:
 
 def at_once(teams: Sequence[Team], do: Callable[[Team], object]) -> None:
     with concurrent.futures.ThreadPoolExecutor(len(teams)) as pool:
+        # list() raises the first error of a thread.
         list(pool.map(do, teams))
 
 
@@ -157,6 +159,7 @@ def settle(
         if any(
             sum(len(one.held) for one in team.members) != partitions
             for team in teams
+            # The progress of a member in another process is not visible here.
             if team.killable is None
         ):
             return False

@@ -231,10 +231,12 @@ class Trial:
         self.parts: list[VerdictPart] = []
         self.tables: list[ReportTable] = []
         self.plots: list[Plot] = []
-        self.random = random.Random(f"{seed}-{claim}")  # noqa: S311 - a repeatable trial, nothing secret
+        # By claim: the choices are the same whether it runs alone or with others.
+        self.random = random.Random(f"{seed}-{claim}")  # noqa: S311 - no secret
         self._cluster = cluster
         self._say = say
         self._began = time.monotonic()
+        # Unbuffered: a kill loses nothing.
         self._timeline = (self.folder / "timeline.jsonl").open("ab", buffering=0)
         self._settings: dict[str, list[Any]] = {}
         self._stack = contextlib.ExitStack()

@@ -55,8 +55,9 @@ def build_app(wanted: Iterable[str] | None = None) -> typer.Typer:
         name="instep",
         cls=help_pages.GroupedCommands,
         no_args_is_help=True,
+        # With rich markup, Typer would never call GroupedCommands.format_commands.
         rich_markup_mode=None,
-        pretty_exceptions_enable=False,
+        pretty_exceptions_enable=False,  # exit_status prints errors
         context_settings={
             "help_option_names": ["-h", "--help"],
             "max_content_width": help_pages.WIDTH_MAX,
@@ -127,9 +128,10 @@ def main() -> NoReturn:
         signal.signal(number, _exit_on_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _exit_on_signal)
+    # Build the app inside: an error while a command is imported needs a message too.
     sys.exit(exit_status.status_of(lambda: build_app(_needed_commands(sys.argv[1:]))()))
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     """Exit through every `finally` block, so that whatever a command started is stopped."""
-    raise SystemExit(128 + number)
+    raise SystemExit(128 + number)  # the status that a shell shows for a signal

@@ -12,7 +12,7 @@ import typer
 
 from instep import errors, settings
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 1.5  # the usual 10 s would block the shell
 
 
 def pipelines(context: typer.Context, incomplete: str) -> list[str]:
@@ -62,6 +62,7 @@ def matching(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def _load_settings(context: typer.Context) -> settings.Settings:
+    # --config may stand before or after the name of the command, so any context may have it.
     current: typer.Context | None = context
     while current is not None:
         if current.params.get("_config"):

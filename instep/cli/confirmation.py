@@ -21,6 +21,7 @@ def confirm_deletion(kind: str, names: Sequence[str], *, yes: bool) -> None:
             "confirm with --yes",
         )
     for name in names:
+        # On stderr: stdout may be read by another program.
         answer = typer.prompt(f"Type the name of {kind} {name} to delete it", err=True)
         if answer != name:
             raise errors.SettingsError(

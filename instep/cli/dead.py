@@ -112,6 +112,7 @@ def show(
         position = quarantine.parse_position(session, place)
         letters = sink.journal.dead_letters(Selection(places=(position,)))
         decisions = sink.journal.decisions(place=position)
+    # A letter that was replayed or dropped is gone, but the decisions about it are kept.
     if not letters and not decisions:
         raise errors.SettingsError(
             f"pipeline {name!r} has no dead letter at {place}", "run: instep dead list --each"
@@ -170,6 +171,7 @@ def replay(
             changes.append(change)
             line.update("replaying dead letters", len(changes), None, "events")
     _print_changes(changes, missing, execute, as_json)
+    # A script must notice that letters were refused again.
     if any(change.verdict == dead_letters.DEAD for change in changes):
         raise typer.Exit(1)
 

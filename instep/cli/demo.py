@@ -63,6 +63,7 @@ def demo(
         story.discard(results)
         output.say("interrupted: the demo's servers were stopped, and its folder was removed")
         raise
+    # With --target, nothing is left to look at: the demo has removed its tables.
     commands = [] if target else _commands(results, result)
     page: Path | None = results / PAGE
     try:

@@ -18,6 +18,7 @@ def doctor(as_json: AsJson = False, _config: Config = None, _debug: Debug = Fals
     results = []
     for check in checks.examine(GLOBAL.config):
         results.append(check)
+        # At once: a server that does not answer holds up the checks behind it.
         if not as_json:
             typer.echo(f"{check.state:6}{output.cell(check.part)}: {output.cell(check.found)}")
             if check.fix:

@@ -24,6 +24,7 @@ def down(
     """Stop the servers that `instep up` started."""
     from instep.local import local_servers, registry
 
+    # Without --purge no data is lost, so stopping needs no --execute.
     if purge and not execute:
         servers, folders = registry.known(), local_servers.data_folders()
         output.print_servers(servers, as_json)

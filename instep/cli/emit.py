@@ -100,6 +100,7 @@ def emit(
 
 
 def _refuse_files(documents: list[str]) -> None:
+    # `emit --delete events.jsonl` would delete the document with the id "events.jsonl".
     for document in documents:
         if document != "-" and not Path(document).is_file():
             continue
@@ -150,6 +151,7 @@ def _integer_fields(
     """Return those key fields of a CSV file that are integers in the pipeline's table."""
     from instep.sinks import facts
 
+    # JSON distinguishes 7 from "7"; in CSV every value is text.
     if not file.lower().endswith(".csv"):
         return frozenset()
     for pipeline in declared.pipelines.values():

@@ -32,6 +32,7 @@ def status_of(command: Callable[[], object]) -> int:
     except Exception as error:  # noqa: BLE001 - users always get a message, not a traceback
         status = _report(explain(error), error)
     try:
+        # Output is buffered, so a full disk or a closed pipe may only show here.
         sys.stdout.flush()
     except OSError as error:
         status = status or _report(explain(error), error)
@@ -43,6 +44,8 @@ def explain(error: Exception) -> errors.InstepError:
     """Return any error as an InstepError with a remedy."""
     if isinstance(error, errors.InstepError):
         return error
+    # Python turns bytes of an argument that are not UTF-8 into lone surrogates, which fail when
+    # they are encoded for Kafka or a database.
     if isinstance(error, UnicodeEncodeError) and any(
         error.object in argument for argument in sys.argv
     ):
@@ -60,6 +63,7 @@ def explain(error: Exception) -> errors.InstepError:
             "this process is out of memory",
             "stop other programs, or raise `ulimit -v`, then run the command again",
         )
+    # By name: Spark need not be installed, and importing it takes long.
     if type(error).__module__.partition(".")[0] in SPARK_MODULES:
         return errors.SparkGone(f"Spark's JVM has ended or no longer answers: {_message(error)}")
     return errors.InstepError(f"unexpected error: {type(error).__name__}: {_message(error)}")
@@ -73,7 +77,7 @@ def prepare_process() -> None:
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_StandardError()),
         encoding="utf-8",
-        errors="backslashreplace",
+        errors="backslashreplace",  # a lone surrogate must not raise
         line_buffering=True,
         write_through=True,
     )
@@ -85,6 +89,7 @@ def _run(command: Callable[[], object]) -> int:
     try:
         command()
     except SystemExit as exited:
+        # As the interpreter does: any other object than None means failure.
         if isinstance(exited.code, int):
             return exited.code
         return int(exited.code is not None)
@@ -99,6 +104,7 @@ def _report(error: errors.InstepError, cause: Exception) -> int:
 
 
 def _message(error: Exception) -> str:
+    # Errors of the JVM contain its stack trace.
     return " ".join(str(error).split())[:400] or "no details"
 
 
@@ -135,4 +141,4 @@ class _StandardError(io.RawIOBase):
         try:
             return os.write(2, data)
         except OSError:
-            return memoryview(data).nbytes
+            return memoryview(data).nbytes  # fewer would make the writer try again

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
     from instep.kafka.offsets import TopicPartitionPair
 
+# Named as kafka-consumer-groups names them; LAG-SECONDS and NOTE are added.
 DESCRIBE_COLUMNS = (
     "GROUP",
     "TOPIC",
@@ -38,6 +39,7 @@ DESCRIBE_COLUMNS = (
     "NOTE",
 )
 
+# All but --to are spelled as in kafka-consumer-groups.
 DESTINATIONS = (
     "--to",
     "--to-earliest",
@@ -108,6 +110,7 @@ def list_groups(
             typer.echo(output.table(("GROUP", "STATE", "PROTOCOL", "NOTE"), rows))
         hint = output.missing_rights_hint(declared, listings)
         output.say(f"{counted(len(shown), 'group')}{hint}")
+    # A broker that does not answer hides the groups that it coordinates.
     for failure in failures:
         output.say(f"{output.ERROR}groups may be missing: {failure}")
     if failures:
@@ -431,6 +434,7 @@ def _read_offsets(name: str, group: str) -> Mapping[TopicPartitionPair, int]:
     from instep.kafka.admin import resets
 
     try:
+        # Spreadsheets write a byte order mark.
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:
         raise errors.SettingsError(

@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 OTHER = "Commands"
 WIDTH_MAX = 100
-NO_LIMIT = 10_000
+NO_LIMIT = 10_000  # click would cut a summary after 45 characters
 
 
 class GroupedCommands(TyperGroup):
@@ -32,6 +32,7 @@ class GroupedCommands(TyperGroup):
             for name, command in self.commands.items()
             if not command.hidden
         }
+        # Click aligns each section by itself. With names of one width, all have the same columns.
         width = max(map(len, summaries), default=0)
         for heading, names in grouped(list(summaries), GROUPS if ctx.parent is None else {}):
             with formatter.section(heading):

@@ -36,6 +36,7 @@ def prune(
     from instep.operate import history
 
     declared = settings.load(GLOBAL.config)
+    # For an option that means an age, 90d reads better than -90d; both work.
     age = older_than.removeprefix("@").removeprefix("-")
     is_age = age[-1:] in "smhd" and age[:-1].isdigit()
     before = options.parse_time(f"-{age}" if is_age else older_than)

@@ -105,6 +105,7 @@ class _Preparation:
                     typer.echo(f"{statement};\n")
                 return []
             preparation.prepare(typed, add_columns=self._add_columns, show=show)
+            # A table that existed before may still not fit the mapping.
             inspection.inspect(self._name, self._pipeline)
             facts.refuse_own_without_rights(self._name, self._pipeline)
         except errors.InstepError as error:
@@ -171,6 +172,7 @@ def _prepare_class_archives() -> None:
     """Prepare quicker starts of Spark, if Spark is installed."""
     from instep.local import class_archives
 
+    # The tables may be created from a machine that runs no pipelines.
     with contextlib.suppress(errors.MissingPart):
         extras.require_spark()
         class_archives.prepare_in_background(class_archives.SPARK, output.say)

@@ -30,6 +30,7 @@ GLOBAL = GlobalOptions()
 
 
 def _store_config(path: Path | None) -> Path | None:
+    # Called twice: the place where the option is not given must not erase the other one.
     GLOBAL.config = path or GLOBAL.config
     return path
 
@@ -172,7 +173,7 @@ def parse_partitions(texts: Sequence[str] | None) -> list[int]:
     """Return the partition numbers of `-p 0 -p 1,2`, sorted."""
     parts = [part.strip() for text in texts or () for part in text.split(",")]
     for part in parts:
-        if not (part.isascii() and part.isdigit() and len(part) < 10):
+        if not (part.isascii() and part.isdigit() and len(part) < 10):  # int32 in Kafka
             raise errors.SettingsError(
                 f"{part!r} is not a partition number", "write e.g. -p 0 or -p 0,2"
             )

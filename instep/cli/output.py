@@ -94,6 +94,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     texts = [head, *([cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
     padded = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in texts]
+    # After padding: the escape sequences of colours would count as characters.
     if terminal.has_colour(sys.stdout):
         padded = _coloured(head, padded)
     return "\n".join("  ".join(row).rstrip() for row in padded)
@@ -191,12 +192,14 @@ def report_results(
                 for result in results
             ]
         )
+    # A single failure is reported like that of any other command, with its remedy.
     elif len(results) == 1 and failures:
         raise failures[0]
     else:
         for result in results:
             prefix = ERROR if result.error else ""
             say(f"{prefix}{kind} {result.name}: {result.error or result.done}")
+    # If every item fails, --execute would change nothing.
     if not executed and len(failures) < len(results):
         say_dry_run()
     if failures:

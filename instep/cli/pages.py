@@ -17,7 +17,7 @@ def refuse_file(kind: str, file: Path, *, force: bool, option: str = "--out") ->
     from instep.report import web_page
 
     overwrite = ""
-    if option == "--out":
+    if option == "--out":  # only commands with --out have --force
         overwrite = ", or overwrite it with --force"
     with _explain_failure(file, option):
         if not file.parent.is_dir():
@@ -38,6 +38,7 @@ def write(
     """Write a page of this kind. It may replace an older page of the same kind."""
     from instep.report import web_page
 
+    # Again: a benchmark checked this minutes ago, before it began to measure.
     refuse_file(kind, file, force=force, option=option)
     with _explain_failure(file, option):
         web_page.write(render(), file)

@@ -114,6 +114,7 @@ def peek(
             if follow:
                 batches = tail.follow(cluster, tail_range, matches, limit)
                 shown = sum(_print(batch, render) for batch in batches)
+            # The columns of a table need all rows first, so only a short range becomes one.
             elif render is _line and tail_range.offsets <= tail.SORTED_RECORDS_MAX:
                 shown = _print_table(list(records))
             else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
 
 DECISION_COLUMNS = ("DECIDED", "ACTION", "PLACE", "OUTCOME", "ACTOR", "REASON")
-POSITION_CHARACTERS_MAX = 29
+POSITION_CHARACTERS_MAX = 29  # 9 digits, a colon and 19 digits
 
 
 def select(

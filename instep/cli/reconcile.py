@@ -126,6 +126,7 @@ def reconcile(
     names = options.select_pipelines(declared, pipelines)
     _check_source(names, source, source_url, query, from_)
     with resources.spark_files(queries=True) as files:
+        # Only now: these import pyspark, and spark_files has checked that it is installed.
         from instep.reconcile import job, repair
         from instep.reconcile.report import ReconcileVerdict
         from instep.reconcile.source import RowSource
@@ -146,6 +147,7 @@ def reconcile(
             strict=strict,
         )
         reports: list[ReconcileReport] = []
+        # A report is printed as soon as its pipeline is compared; the next one may take minutes.
         with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
 
             def say(text: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from instep.pipeline.apply.maintenance import MaintenanceSession
     from instep.spark_options import SparkFiles
 
-USER_CHARACTERS_MAX = 100
+USER_CHARACTERS_MAX = 100  # the length of instep_decisions.actor
 
 
 def bootstrap(declared: settings.Settings) -> str:
@@ -71,6 +71,7 @@ def spark_files(*, queries: bool) -> Iterator[SparkFiles]:
     extras.require_spark()
     from instep.local import class_archives, java, processes
 
+    # Before the jars are fetched: without Java that would be in vain.
     java.find()
     files = class_archives.spark_files(queries=queries)
     try:

@@ -48,6 +48,7 @@ def run(
     declared = options.with_master(settings.load(GLOBAL.config), master)
     names = options.select_pipelines(declared, pipelines)
     with resources.spark_files(queries=settings.any_query(declared, names)) as files:
+        # Only now: these import pyspark, and spark_files has checked that it is installed.
         from instep.pipeline import quarantine_summary, supervisor
 
         with resources.cluster(declared) as cluster:

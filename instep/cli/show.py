@@ -89,6 +89,7 @@ def _print_timeline(one: Timeline) -> None:
     rows = []
     for event in one.events:
         place = str(event.place)
+        # After a rewind to a recreated topic, older events are kept under another name.
         if event.place.topic != newest_topic:
             place = f"{event.place.topic} {place}"
         freshness = "unknown"
@@ -118,6 +119,7 @@ def _print_timeline(one: Timeline) -> None:
 
 def _json(one: Timeline) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(one)
+    # A property, which msgspec leaves out.
     for shown_event, event in zip(shown["events"], one.events, strict=True):
         shown_event["freshness_s"] = event.freshness_s
     return shown

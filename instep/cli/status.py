@@ -53,7 +53,7 @@ def status(
             ]
 
         if interval is not None:
-            watch.repeat(lambda: _block(read(), as_json), interval)
+            watch.repeat(lambda: _block(read(), as_json), interval)  # does not return
         statuses = read()
     if as_json:
         output.print_json({"pipelines": statuses})

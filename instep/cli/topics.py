@@ -98,6 +98,7 @@ def list_topics(
                 for topic in shown
                 for part in topic.partitions
                 if (under_replicated and part.is_under_replicated)
+                # As in kafka-topics, a partition without a leader is below any minimum.
                 or ((unavailable or under_min_isr) and part.leader is None)
                 or len(part.in_sync) < minimum.get(topic.topic, 0)
             ]

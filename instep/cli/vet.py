@@ -87,6 +87,7 @@ def explain(
 def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
     from instep.vet import gathering, snapshot
 
+    # One option for both: the first run saves the snapshot, later runs check it.
     if file is not None and file.exists():
         saved = snapshot.only(snapshot.load(file), names or [])
         output.say(

@@ -155,7 +155,7 @@ class Contracts:
     def differences(self, sink: Sink) -> int:
         """Return the number of documents whose row is not the latest published state."""
         rows = sink.connection.select(
-            f"SELECT doc_no, print_status, print_version FROM {sink.table.name}"  # noqa: S608 - our names
+            f"SELECT doc_no, print_status, print_version FROM {sink.table.name}"  # noqa: S608
         )
         found = {row[0]: (row[1], row[2]) for row in rows}
         return sum(

@@ -34,7 +34,7 @@ class QueryService:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - name of the base class
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 """Log nothing."""
 
         class Server(ThreadingHTTPServer):

@@ -80,7 +80,8 @@ def latest(
 ) -> dict[int, int]:
     """Return the end of each partition; if `committed`, before the first open transaction."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    return _list_offsets(cluster, topic, partitions, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
+    spec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _list_offsets(cluster, topic, partitions, spec, level)
 
 
 def at_time(
@@ -123,12 +124,13 @@ def _spans(
     if not pairs:
         return {}
     uncommitted, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
+    first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     # All requests are sent before the first answer is awaited. The committed end is requested
     # before the end, so that it is never after it.
     requests = [
-        _futures(cluster, pairs, OffsetSpec.earliest(), uncommitted),  # type: ignore[no-untyped-call]
-        _futures(cluster, pairs, OffsetSpec.latest(), committed),  # type: ignore[no-untyped-call]
-        _futures(cluster, pairs, OffsetSpec.latest(), uncommitted),  # type: ignore[no-untyped-call]
+        _futures(cluster, pairs, first, uncommitted),
+        _futures(cluster, pairs, last, committed),
+        _futures(cluster, pairs, last, uncommitted),
     ]
     newest_requests: OffsetFutures = {}
     if newest:

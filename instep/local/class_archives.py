@@ -231,6 +231,6 @@ if __name__ == "__main__":
     try:
         for chosen in PROGRAMS:
             if chosen.title in sys.argv[1:] or not sys.argv[1:]:
-                prepare(chosen, lambda line: print(line, file=sys.stderr))  # noqa: T201 - a program of its own
+                prepare(chosen, lambda line: print(line, file=sys.stderr))  # noqa: T201
     except errors.InstepError as error:
         sys.exit(str(error))

@@ -194,7 +194,10 @@ def _fetch_with_retries(address: str, folder: Path) -> None:
 def _fetch(address: str, folder: Path) -> None:
     file = folder / address.rpartition("/")[2]
     part = file.with_suffix(".part")
-    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer, part.open("wb") as opened:  # noqa: S310
+    with (
+        urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer,  # noqa: S310
+        part.open("wb") as opened,
+    ):
         size = int(answer.headers.get("Content-Length") or 0)
         while chunk := answer.read(CHUNK_BYTES):
             opened.write(chunk)

@@ -308,7 +308,7 @@ class PostgresTargetTable(TargetTable):
     def key_equals(self, key: TargetColumn, left: str, right: str) -> str:
         return f"{left} = {right}{_key_cast(key)}"
 
-    def exact_match(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - the same for all columns
+    def exact_match(self, _key: TargetColumn, left: str, right: str) -> str:
         return f'CAST({left} AS text) COLLATE "C" = CAST({right} AS text) COLLATE "C"'
 
     def guard_expression(self, table: str = "") -> str:

@@ -178,7 +178,7 @@ class SqliteTargetTable(TargetTable):
     def stage_columns(self) -> str:
         return ", ".join(map(self.quoted, (*self.key_names, *self.columns, STAGE_FIRST)))
 
-    def exact_match(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - the same for all columns
+    def exact_match(self, _key: TargetColumn, left: str, right: str) -> str:
         return f"{left} = {right} COLLATE BINARY"
 
     def order_value(self, value: Any) -> int | None:

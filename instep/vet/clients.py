@@ -19,7 +19,7 @@ from instep import errors, settings
 from instep.emit import guarantees
 
 MURMUR2, CRC32, NO_KEYS = "murmur2", "CRC32", "none: keys are ignored"
-UNLIMITED = 2**31 - 1
+UNLIMITED = 2**31 - 1  # Java's default for retries
 ACKS_ALL = ("all", "-1")
 ON = ("true", "t", "1", "on", "yes")
 
@@ -147,6 +147,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     origins = {name: "set" if name in given else f"default of {client}" for name in values}
     transactional = bool(given.get("transactional.id"))
     idempotent = transactional or values["enable.idempotence"].lower() in ON
+    # A transactional.id requires idempotence, so it counts as a request for it.
     explicit = transactional or "enable.idempotence" in given
     if client in ("librdkafka", "instep") and _number(values["delivery.timeout.ms"]) == 0:
         values["delivery.timeout.ms"] = str(UNLIMITED)  # librdkafka: 0 means no limit
@@ -162,6 +163,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
         # Java and kafka-python turn a default idempotence off; other clients refuse to start.
         idempotent = False
         origins["enable.idempotence"] = f"turned off by {' and '.join(conflicts)}"
+    # These clients adapt the settings that idempotence needs, as long as they are not given.
     if idempotent and client in ("librdkafka", "aiokafka") and not refused:
         values |= {
             "acks": "all",
@@ -169,6 +171,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
                 "max.in.flight.requests.per.connection", "5"
             ),
         }
+    # Java raises a default that is too short, but refuses one that was set.
     if client == "java" and "delivery.timeout.ms" in given:
         refused = refused or _delivery_too_short(values)
     if client == "instep":
@@ -196,6 +199,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
 
 
 def _canonical(config: Mapping[str, str]) -> dict[str, str]:
+    # Clients in Python spell the names with underscores.
     dotted = {name.strip().replace("_", "."): value.strip() for name, value in config.items()}
     return {NAMES.get(name, name): value for name, value in dotted.items()}
 
@@ -209,10 +213,9 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
         found.append("enable.idempotence=false and a transactional.id")
     if _number(given.get("retries", "1")) < 1:
         found.append(f"retries={given['retries']}")
-    if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
-        found.append(
-            f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}"
-        )
+    in_flight = "max.in.flight.requests.per.connection"
+    if _number(given.get(in_flight, "1")) > 5:
+        found.append(f"{in_flight}={given[in_flight]}")
     return found
 
 
@@ -271,6 +274,7 @@ def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[
 
 def _refused_by_emit(config: Mapping[str, str]) -> str | None:
     try:
+        # What even the weakest guarantee refuses is never accepted.
         guarantees.producer_config("at-most-once", config)
     except errors.SettingsError as error:
         return error.what
@@ -293,6 +297,7 @@ def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
     for name in config:
         dotted = name.strip().replace("_", ".")
         if dotted not in KNOWN:
+            # Strict: most names that no rule uses are correct settings of the client.
             close = difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85)
             found += [(name, meant) for meant in close]
     return found

@@ -29,7 +29,7 @@ FREE_BYTES_LOW, FREE_BYTES_FULL = 2 * 2**30, 200 * 2**20
 CLOCK_S_MAX = 2.0
 PYTHON_OLDEST = (3, 11)
 MEMORY_BYTES_LOW = 1536 * 2**20  # of Spark and its workers
-DRIVERS = {
+DRIVERS = {  # scheme of the URL -> package, extra that installs it
     "postgresql": ("psycopg", "postgres"),
     "mysql": ("pymysql", "mysql"),
     "mariadb": ("pymysql", "mysql"),
@@ -61,6 +61,7 @@ def examine(config: Path | None) -> Iterator[Check]:
     try:
         declared = settings.load(config)
     except errors.InstepError as error:
+        # Everything that follows depends on the settings.
         yield Check("settings", CheckState.WRONG, error.what, error.remedy)
         return
     yield _settings(declared, config)
@@ -123,7 +124,7 @@ def _disk(part: str, folder: Path) -> Check:
             part,
             CheckState.WRONG,
             f"{folder} cannot be written",
-            "give this user the right, or set INSTEP_HOME or TMPDIR",
+            "allow this user to write there, or set INSTEP_HOME or TMPDIR",
         )
     if free < FREE_BYTES_LOW:
         state = CheckState.WRONG if free < FREE_BYTES_FULL else CheckState.NOTE
@@ -140,11 +141,11 @@ def _memory() -> Check:
         "memory",
         CheckState.GOOD if enough else CheckState.NOTE,
         f"{free / 2**30:.1f} GiB free",
-        "" if enough else "end other programs",
+        "" if enough else "stop other programs",
     )
 
 
-# --- what the settings ask for --------------------------------------------------------------------
+# --- what the settings require --------------------------------------------------------------------
 
 
 def _settings(declared: settings.Settings, config: Path | None) -> Check:
@@ -180,11 +181,11 @@ def _scheme(pipeline: settings.Pipeline) -> str:
     try:
         return target.database_url(pipeline.target).get_backend_name()
     except errors.SettingsError:
-        return ""
+        return ""  # the check of the database reports it
 
 
 def _local(declared: settings.Settings) -> Iterator[Check]:
-    """Servers of this machine, and the ports they would take."""
+    """Check the local servers, and the ports that they would use."""
     running = registry.running()
     for one in running:
         yield Check("local server", CheckState.GOOD, f"{one.name} runs at {one.address}")
@@ -207,6 +208,8 @@ def _cluster(declared: settings.Settings) -> Iterator[Check]:
     bootstrap = declared.kafka.bootstrap or registry.bootstrap()
     if not bootstrap:
         return
+    # First without the Kafka client, which reports a wrong name, a closed port and a firewall
+    # alike: as a timeout.
     for address in faults.addresses(bootstrap):
         yield _address(address)
     try:
@@ -242,7 +245,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
     yield Check(
         "broker",
         CheckState.GOOD,
-        f"cluster {found.cluster_id} with {len(found.brokers)} brokers lets us in",
+        f"cluster {found.cluster_id} with {len(found.brokers)} brokers accepts our connection",
     )
     with admin_extras.connect(cluster) as extras:
         quorum = extras.quorum() if extras else None
@@ -252,31 +255,31 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
         part = f"topic of {name}"
         if pipeline.topic not in found.topics:
             near = faults.similar_names(pipeline.topic, found.topics)
-            fix = f"instep topics create {pipeline.topic} --execute; or have DESCRIBE on it granted"
+            fix = (
+                f"instep topics create {pipeline.topic} --execute; or get the DESCRIBE right on it"
+            )
             yield Check(
                 part,
                 CheckState.WRONG,
-                f"{pipeline.topic} is not there, or not to be seen{near}",
+                f"{pipeline.topic} does not exist, or is not visible to us{near}",
                 fix,
             )
             continue
-        yield _attempt(part, lambda: _readable(cluster, found.topics[pipeline.topic]))  # noqa: B023 - called at once
-        yield _attempt(
-            f"group of {name}",
-            functools.partial(
-                _group, cluster, groups.mirror_name(name), found.topics[pipeline.topic]
-            ),
-        )
+        topic = found.topics[pipeline.topic]
+        yield _attempt(part, functools.partial(_readable, cluster, topic))
+        group = groups.mirror_name(name)
+        yield _attempt(f"group of {name}", functools.partial(_group, cluster, group, topic))
 
 
 def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
     firsts = offsets.earliest(cluster, topic.topic, topic.with_leader)
+    # The DESCRIBE right is enough for offsets. Only a fetch shows whether READ is granted.
     offsets.first_records(cluster, topic.topic, firsts)
     return Check(
         "",
         CheckState.GOOD,
         f"{topic.topic} can be read: {len(topic.with_leader)} of {len(topic.partitions)} partitions"
-        " are led",
+        " have a leader",
     )
 
 
@@ -288,7 +291,7 @@ def _group(cluster: Cluster, name: str, topic: layout.Layout) -> Check:
             "", CheckState.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix
         )
     groups.refuse_foreign(cluster, name, topic.topic, topic.with_leader)
-    return Check("", CheckState.GOOD, f"group {name} can be seen, and is the pipeline's own")
+    return Check("", CheckState.GOOD, f"group {name} is visible, and only the pipeline uses it")
 
 
 def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
@@ -299,25 +302,26 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
         yield Check(part, CheckState.WRONG, error.what, error.remedy)
         return
     if found.unreachable is not None:
+        # The text of an error has its remedy on the second line.
         what, _, remedy = found.unreachable.partition("\n")
         yield Check(part, CheckState.WRONG, what, remedy)
         return
     version = ".".join(map(str, found.version or ())) or "of an unknown version"
-    yield Check(part, CheckState.GOOD, f"{found.kind} {version} lets us in")
+    yield Check(part, CheckState.GOOD, f"{found.kind} {version} accepts our connection")
     if found.unfit is not None:
         yield Check(f"table of {name}", CheckState.WRONG, *found.unfit)
     elif found.lacking_rights:
         yield Check(
             f"table of {name}",
             CheckState.WRONG,
-            f"we lack {', '.join(found.lacking_rights)}",
+            f"rights are missing: {', '.join(found.lacking_rights)}",
             found.granting,
         )
     else:
         yield Check(
             f"table of {name}",
             CheckState.GOOD,
-            f"{pipeline.table} fits, and instep's own tables are there",
+            f"{pipeline.table} fits, and instep's own tables exist",
         )
     if found.clock_ahead_s is not None:
         yield _clock(f"the database of {name}", found.clock_ahead_s)
@@ -328,13 +332,13 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
 
 def _clock(where: str, ahead_s: float) -> Check:
     if abs(ahead_s) < CLOCK_S_MAX:
-        return Check("clock", CheckState.GOOD, f"that of {where} agrees with ours")
+        return Check("clock", CheckState.GOOD, f"the clock of {where} agrees with ours")
     word = "ahead of" if ahead_s > 0 else "behind"
     return Check(
         "clock",
         CheckState.WRONG,
-        f"that of {where} is {abs(ahead_s):.1f} s {word} ours",
-        "keep both in step by NTP",
+        f"the clock of {where} is {abs(ahead_s):.1f} s {word} ours",
+        "synchronize both clocks with NTP",
     )
 
 

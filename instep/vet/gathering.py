@@ -28,7 +28,7 @@ from instep.vet import clients, sampling, snapshot
 SAMPLED_PER_PARTITION = 20
 STATUSES_MAX = 1_000
 OPEN_TRANSACTION_S = 60
-SPARK_READ = ("spark.speculation",)
+SPARK_READ = ("spark.speculation",)  # the rules check no others, and those may contain secrets
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 Fact = TypeVar("Fact")
@@ -57,11 +57,13 @@ class Gathering:
         self.declared = declared
         self.loaded = loaded
         self.unknown: dict[str, str] = {}
-        self.now_s = time.time()
+        self.now_s = time.time()  # one time for all ages
 
     def of(self, names: list[str]) -> snapshot.Snapshot:
         pipelines = {name: settings.pipeline(self.declared, name) for name in names}
+        # Not through `_try`: nothing can be checked without the cluster.
         self.layouts = layout.read(self.cluster)
+        # Before the topics, whose records are decoded with the mapping of each target.
         databases = {name: facts.read(name, pipeline) for name, pipeline in pipelines.items()}
         self.targets = {
             name: self._target(name, pipelines[name], databases[name]) for name in names
@@ -255,6 +257,7 @@ class Gathering:
         records = list(reading.read(self.cluster, topic, ranges))
         count = len(self.layouts.topics[topic].partitions)
         keyed = [record for record in records if record.key is not None]
+        # -1: a record without a timestamp.
         times = [record.timestamp_ms / 1000 for record in records if record.timestamp_ms >= 0]
         return snapshot.RecordSample(
             records=len(records),
@@ -319,6 +322,7 @@ class Gathering:
     ) -> Target | None:
         if database.unreachable or database.unfit:
             reason = database.unreachable or (database.unfit or ("",))[0]
+            # The names under which rules ask for these facts (`RuleContext.known`).
             for what in ("database", "ledger", "dead letters", "parked documents", "newest events"):
                 self.unknown[f"{what} of {name}"] = reason.partition("\n")[0]
             return None
@@ -411,6 +415,7 @@ class Gathering:
             number: row.next_offset
             for number, row in positions.items()
             if topic
+            # Offsets in a topic that was deleted mean nothing in the new one.
             and topics.kafka_spelling(row.topic_id) == topic.id
             and (ends.get(number, (None, None))[1] or 0) > row.next_offset
         }
@@ -495,6 +500,7 @@ def _writer(pipeline: settings.Pipeline) -> snapshot.DeclaredWriter:
 
 
 def _publisher(publisher: settings.DeclaredPublisher) -> snapshot.PublisherFacts:
+    # Settings files have true and false; Python would write True and False.
     texts = {
         name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value)
         for name, value in publisher.config.items()

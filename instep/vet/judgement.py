@@ -86,6 +86,7 @@ def judge(snapshot: Snapshot) -> VetReport:
     unknown: dict[str, dict[str, None]] = {}
     for pipeline in judged:
         for finding in pipeline.findings:
+            # A broker or topic that several pipelines share gives the same evidence to each.
             key = (finding.rule, finding.subject, tuple(finding.evidence))
             merged[key] = _merged(merged.get(key), finding)
         for rule, reason in pipeline.unjudged.items():
@@ -247,6 +248,7 @@ def _outcome(judged: _Judged) -> GuaranteeOutlook:
     if wrong:
         kept = False
     elif judged.unjudged or not judged.case.publishers:
+        # Undeclared publishers may lose events before the broker has them.
         kept = None
     return GuaranteeOutlook(
         pipeline=judged.case.name,
@@ -336,6 +338,7 @@ def _failure_tolerance(case: RuleContext) -> list[str]:
         publishing = f"publishing stops with one{more} broker down"
     else:
         publishing = "publishing has stopped in some partitions"
+    # min.insync.replicas only protects records that were sent with acks=all.
     if any(publisher.acks != "all" for publisher in case.publishers.values()):
         return [publishing]
     durability = "acknowledged records may be on one disk only"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from instep.sinks.facts import Facts
 
-RESTARTED = ("max_connections",)
+RESTARTED = ("max_connections",)  # a reload is not enough
 # A session may set these, so the value of a role overrides the server's command line.
 OF_SESSIONS = (
     "synchronous_commit",
@@ -28,6 +28,7 @@ def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
     ):
         return f"ALTER USER {facts.user} WITH {name.upper()} {value}"
     if facts.kind == "mysql":
+        # MariaDB has no SET PERSIST.
         return f"SET PERSIST {name} = {value}"
     return (
         f"SET GLOBAL {name} = {value}; and to keep it after a restart, {name} = {value} below"
@@ -86,6 +87,7 @@ def own_account(facts: Facts, name: str, tables: list[str]) -> str:
             f" GRANT TEMPORARY ON DATABASE {facts.quoted(facts.database)} TO {role}; then give"
             f" it a password: \\password {role}"
         )
+    # ACCOUNT LOCK, because anybody could log in until the account has a password.
     account = f"'instep_{name}'@'%'"
     grants = "; ".join(f"GRANT {rights} ON {table} TO {account}" for table in quoted)
     return (

@@ -59,6 +59,7 @@ def summary(verdict: VetReport) -> list[str]:
         f"{', '.join(parts)} ({', '.join(details)})",
         "; ".join(plain(_guarantee(one)) for one in verdict.outcomes),
     ]
+    # Reversed: if a rule has two groups, the more urgent one overwrites the other.
     groups = {group[0].rule: group for group in reversed(_groups(verdict))}
     for number, rule in enumerate(counts.most_urgent, start=1):
         first = groups[rule][0]

@@ -90,7 +90,7 @@ class Rule:
 
 Fact = TypeVar("Fact")
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}  # filled when the modules of the rules are imported
 Check = Callable[["RuleContext"], Iterator[Violation]]
 
 

@@ -18,10 +18,10 @@ from instep.document.reasons import Unfit
 from instep.kafka import offsets
 from instep.vet import snapshot
 
-YEAR_2000_S = 946_684_800
+YEAR_2000_S = 946_684_800  # an earlier time is probably in seconds, read as milliseconds
 DAY_S = 86_400
 MICROS = 1_000_000
-EVENTS_MIN = 5
+EVENTS_MIN = 5  # in fewer events, a field that is always absent may just be rare
 ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
 
 
@@ -32,6 +32,7 @@ def read_sample(
     decoder = Decoder(mapping)
     events = [
         (record, event)
+        # Partitions are read together, so their records arrive mixed.
         for record in sorted(records, key=_log_position)
         if (event := _event(decoder, record)) is not None
     ]
@@ -141,6 +142,7 @@ class _Order(msgspec.Struct, frozen=True):
                 is_known = (event.document, event.order) in statuses
                 status = statuses.setdefault((event.document, event.order), event.status)
                 repeated += is_known and status == event.status
+                # Two events may happen at the same time, but two versions must differ.
                 same += is_known and status != event.status and not mapping.order_is_time
             last = last_events.get((record.partition, event.document))
             if last is not None:

@@ -41,6 +41,7 @@ appender.out.layout.pattern = %d{ISO8601} %p %m (%c)%n
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
+# The events carry no schema, but the sink needs the type of every column.
 SCHEMA = {
     "type": "struct",
     "fields": [
@@ -145,13 +146,14 @@ class Connect(contest.Contestant):
             "offset.storage.file.filename": str(self._folder / "offsets"),
             "listeners": f"http://{ports.HOST}:{self._port}",
             "plugin.path": str(plugins.parent),
-            "plugin.discovery": "service_load",
+            "plugin.discovery": "service_load",  # scanning the jars takes seconds
             "connector.client.config.override.policy": "All",
         }
+        # Java reads properties files as Latin-1.
         (self._folder / "worker.properties").write_text(_properties(worker), encoding="latin-1")
         (self._folder / "log4j2.properties").write_text(LOG4J, encoding="latin-1")
         first = self._folder / "connector.properties"
-        first.touch(mode=0o600)
+        first.touch(mode=0o600)  # it contains the password
         first.write_text(_properties({"name": self._connector, **config}), encoding="latin-1")
         jars = artifacts.jars("connect")[0].parent
         flags = [*JVM_FLAGS, "-Dlog4j2.configurationFile=log4j2.properties", "-cp", f"{jars}/*"]
@@ -187,11 +189,11 @@ class Connect(contest.Contestant):
             "schema.evolution": "none",
             "delete.enabled": "false",
             "batch.size": "5000",
-            "use.reduction.buffer": "true",
+            "use.reduction.buffer": "true",  # only the last event of each document in a batch
             "value.converter": "org.apache.kafka.connect.json.JsonConverter",
             "value.converter.schemas.enable": "true",
             "value.converter.schema.content": msgspec.json.encode(SCHEMA).decode(),
-            "errors.tolerance": "all",
+            "errors.tolerance": "all",  # drop bad events, as the other baselines do
             "consumer.override.max.poll.records": "5000",
             "consumer.override.auto.offset.reset": "earliest",
         }

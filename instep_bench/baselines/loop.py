@@ -73,9 +73,9 @@ def apply(order: contestant_program.Order) -> contestant_program.OrderResult:
             f"CREATE TABLE IF NOT EXISTS {pipeline.table}_offsets"
             " (part int PRIMARY KEY, next_offset bigint)"
         )
-        cursor.execute(f"SELECT part, next_offset FROM {pipeline.table}_offsets")  # noqa: S608 - our name
+        cursor.execute(f"SELECT part, next_offset FROM {pipeline.table}_offsets")  # noqa: S608
         known = dict(cursor.fetchall())
-        connection.commit()
+        connection.commit()  # ends the transaction that the driver opened for reading
         parts = sorted(consumer.list_topics(pipeline.topic).topics[pipeline.topic].partitions)
         at = {part: known.get(part, 0) for part in parts}
         ends = {

@@ -175,6 +175,7 @@ def _session(spark: settings.Spark) -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        # Most of the default 200 would be empty.
         .config("spark.sql.shuffle.partitions", os.cpu_count() or 2)
         .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC")
         .getOrCreate()

@@ -130,6 +130,7 @@ def _read(
         for one in history.of(scenario.history(), OperationKind.READ, group=plan.group)
         if one.member == plan.member
     ]
+    # Backwards, so that the first record of each partition is assigned last.
     for one in reversed(found):
         began[one.partition or 0] = one.offset or 0
         read[one.partition or 0] += 1
@@ -568,6 +569,7 @@ def subscribe_and_assign(trial: Trial) -> None:
 )
 def offset_removed_by_retention(trial: Trial) -> None:
     scenario = trial.scenario("retention")
+    # Retention deletes whole segments, so there must be several.
     topic = trial.topic(PARTITIONS, retention_ms=FOREVER, segment_bytes=str(1 << 20))
     committed, fresh = dict.fromkeys(range(PARTITIONS), 10), 300
     now_ms = int(time.time() * 1000)

@@ -248,7 +248,7 @@ def _is_trimmed(trial: Trial, topic: str) -> bool:
     """Return whether retention has deleted something and is done: two checks found no more."""
     before = _first(trial, topic)
     if before:
-        time.sleep(1.2)
+        time.sleep(1.2)  # longer than two intervals of the retention check
     return before > 0 and _first(trial, topic) == before
 
 
@@ -386,6 +386,7 @@ def segment_file_names(trial: Trial) -> None:
         trial.cluster.connection, topic, trial.scaled(5_000, 20_000), 1_000, {"batch.size": 50_000}
     )
     found = {
+        # A segment begins with the base offset of its first batch.
         file.name: struct.unpack(">q", file.read_bytes()[:8])[0]
         for file in _segments(trial, topic)
         if file.stat().st_size >= 8
@@ -457,6 +458,7 @@ def _leader_killed(trial: Trial, scenario: Scenario) -> tuple[float, int, int, b
     topic = trial.topic(1, replicas=3, min_insync_replicas="2")
     trial.cluster.wait_in_sync(topic)
     before = layout.read(trial.cluster.kafka).topics[topic].partitions[0]
+    # Find the new leader soon: the defaults are five minutes and one minute.
     config = {"topic.metadata.refresh.interval.ms": 500, "socket.timeout.ms": 3_000}
     count = 1_000_000
     with scenario.background(

@@ -62,6 +62,7 @@ def seek_times(
     connection: Mapping[str, Any], topic: str, offsets: Sequence[int], group: str
 ) -> list[float]:
     """Return the seconds from seeking each offset of partition 0 to receiving its record."""
+    # Small fetches: the time to read ahead would be measured as well.
     limits = {
         "fetch.message.max.bytes": 1_000,
         "queued.min.messages": 1,

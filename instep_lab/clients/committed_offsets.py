@@ -13,7 +13,7 @@ from instep import errors
 from instep_lab.clients.consuming import DEFAULTS
 
 TOPIC = "__consumer_offsets"
-COMMIT_KEYS = (0, 1)
+COMMIT_KEYS = (0, 1)  # versions of the key of a commit; 2 is the metadata of a group
 PATIENCE_S = 60.0
 
 

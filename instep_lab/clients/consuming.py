@@ -268,6 +268,7 @@ class _Reader:
                 quiet_since = time.monotonic()
                 self._handle(batch)
             elif not self.progress.assigned and time.monotonic() - began < UNASSIGNED_MAX_S:
+                # Joining takes seconds: idle time counts from the first assignment.
                 quiet_since = time.monotonic()
             elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
                 return
@@ -326,6 +327,7 @@ class _Reader:
 
     def _work(self, message: Message) -> None:
         if self._plan.work_ms:
+            # By position: a record takes equally long, whoever reads it.
             seed = f"{self._plan.seed}-{message.partition()}-{message.offset()}"
             generator = random.Random(seed)  # noqa: S311 - nothing secret
             time.sleep(generator.uniform(0, 2 * self._plan.work_ms) / 1000)
@@ -426,6 +428,7 @@ class _Reader:
             self._commit(synchronous=True)
         self._release(parts)
 
+    # Nothing is committed: another member may have the partitions already.
     def _lost(self, _: Consumer, parts: list[TopicPartition]) -> None:
         self._release(parts)
 

@@ -55,6 +55,7 @@ def parse(page: str) -> dict[str, str]:
 
 def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Return the release of librdkafka and its defaults of these settings, queried through C."""
+    # The extension module of confluent-kafka gives access to the functions of librdkafka.
     library = ctypes.CDLL(cimpl.__file__)
     for maker in (library.rd_kafka_conf_new, library.rd_kafka_topic_conf_new):
         maker.restype = ctypes.c_void_p

@@ -135,6 +135,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
             except client_errors.KafkaError as error:
                 self._note(OperationKind.COMMIT, OperationStatus.FAIL, note=type(error).__name__)
 
+    # kafka-python does not report the end of a partition.
     def _look_for_ends(self) -> None:
         for one in self._consumer.assignment():
             end = self._consumer.highwater(one)

@@ -80,7 +80,7 @@ DEFAULTS: Mapping[str, Any] = {
     "acks": "all",
     "partitioner": "murmur2_random",
     "queue.buffering.max.messages": 1_000_000,
-    "log_level": 0,
+    "log_level": 0,  # errors are part of a trial, and the history has them
 }
 
 
@@ -148,7 +148,7 @@ class _Sender:
             try:
                 self._producer.produce(plan.topic, record.value, on_delivery=note, **place)
                 break
-            except BufferError:
+            except BufferError:  # the queue is full until deliveries are reported
                 self._producer.poll(0.05)
             except KafkaException as error:
                 # after a fatal error the client accepts no more records

@@ -19,6 +19,7 @@ class SqliteTable:
 
     def __init__(self, file: Path, *, unique: bool, with_offset: bool) -> None:
         self._unique, self._with_offset = unique, with_offset
+        # The threads of a pool write too.
         self._connection = sqlite3.connect(
             file, isolation_level=None, timeout=30, check_same_thread=False
         )
@@ -35,12 +36,11 @@ class SqliteTable:
 
     def write(self, topic: str, message: Message, *, before_commit: Callable[[], None]) -> None:
         key, number = workload.parse(message.value() or b"")
-        on_conflict = " ON CONFLICT DO NOTHING" if self._unique else ""
+        insert = "INSERT INTO work (key, number, at_ns) VALUES (?, ?, ?)"
+        if self._unique:
+            insert += " ON CONFLICT DO NOTHING"
         with self._transaction():
-            self._connection.execute(
-                f"INSERT INTO work (key, number, at_ns) VALUES (?, ?, ?){on_conflict}",  # noqa: S608 - one of two constants
-                (key, number, time.monotonic_ns()),
-            )
+            self._connection.execute(insert, (key, number, time.monotonic_ns()))
             if self._with_offset:
                 self._connection.execute(
                     "INSERT INTO position VALUES (?, ?, ?)"

@@ -64,7 +64,7 @@ class ActiveQueue:
         self._connection: Any = stomp.Connection12(
             [(parts.hostname, parts.port)],
             auto_decode=False,
-            reconnect_attempts_max=1,
+            reconnect_attempts_max=1,  # after a kill, the client must not send again
             heartbeats=(0, 0),
         )
         self._connection.set_listener("", self._counter)

@@ -51,6 +51,7 @@ class KafkaQueue:
                 "max.partition.fetch.bytes": LARGEST_BYTES,
             }
         )
+        # Connect now, so that the first message is not measured with it.
         self._producer.list_topics(name, timeout=ANSWER_S)
         _retry(lambda: self._consumer.get_watermark_offsets(self._place, timeout=ANSWER_S))
         committed = _retry(lambda: self._consumer.committed([self._place], timeout=ANSWER_S))

@@ -19,7 +19,7 @@ from instep import errors
 from instep_lab.queues import system
 
 ANSWER_S = 30.0
-PERSISTENT = 2
+PERSISTENT = 2  # a delivery mode of AMQP
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
@@ -46,6 +46,7 @@ class RabbitQueue:
         self._declare()
         self._confirm: Callable[[Any], None] = lambda _: None
         if durable:
+            # Through a lambda: each batch sets its own function.
             self._channel.confirm_delivery(lambda frame: self._confirm(frame), callback=self._stop)
             self._run()
         self._number = 0

@@ -48,7 +48,7 @@ class ZeroQueue:
         return found
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=0)  # do not wait for messages that nobody receives
 
 
 class ZeroMQSender:
