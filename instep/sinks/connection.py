@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from instep import errors, extras
 from instep.sinks.target import Target, database_url
 
-Rows = Sequence[tuple[Any, ...]]
+Rows = Iterable[tuple[Any, ...]]
 
 
 class _QuotedNames(dict[str, str]):
@@ -95,12 +95,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def append(
-        self,
-        table: str,
-        columns: tuple[str, ...],
-        rows: Iterable[tuple[Any, ...]],
-        *,
-        skip_existing: bool,
+        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
     ) -> None:
         """Add rows to one of instep's tables; an existing key is an error, or is skipped."""
 

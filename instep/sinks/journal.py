@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from instep.document import kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Verdict
 from instep.document.reasons import Reason
-from instep.sinks.connection import Connection
+from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
     DecisionRecord,
     HistoryEntry,
@@ -556,7 +556,7 @@ class Journal:
         verdicts: Sequence[Verdict],
         at: datetime,
         ledger_offset: int | None = None,
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Rows:
         pipeline, topic, bind_time = self.pipeline, self.topic, self.connection.bind_time
         committed = bind_time(at)
         # No list: PostgreSQL stores the first rows while the others are made. A list of all rows

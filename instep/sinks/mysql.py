@@ -288,12 +288,7 @@ class MysqlConnection(Connection):
             )
 
     def append(
-        self,
-        table: str,
-        columns: tuple[str, ...],
-        rows: Iterable[tuple[Any, ...]],
-        *,
-        skip_existing: bool,
+        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
     ) -> None:
         names = ", ".join(map(self.quoted, columns))
         after = ""
@@ -301,7 +296,7 @@ class MysqlConnection(Connection):
             # not INSERT IGNORE, which would also accept values that do not fit
             first = self.quoted(columns[0])
             after = f" ON DUPLICATE KEY UPDATE {first} = {first}"
-        self.insert_rows(f"INSERT INTO {table} ({names})", list(rows), after)
+        self.insert_rows(f"INSERT INTO {table} ({names})", rows, after)
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):
@@ -350,7 +345,7 @@ class MysqlConnection(Connection):
 
     def _literals(self, rows: Rows) -> Iterator[str]:
         """Return each row as text; column by column, as a column mostly has values of one type."""
-        for chunk in chunks(rows, LITERAL_ROWS):
+        for chunk in chunks(list(rows), LITERAL_ROWS):
             columns = [self._column_literals(values) for values in zip(*chunk, strict=True)]
             yield from (f"({','.join(row)})" for row in zip(*columns, strict=True))
 

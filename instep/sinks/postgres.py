@@ -14,7 +14,7 @@ from instep.document import kinds
 from instep.document.guard import Document
 from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, tls
-from instep.sinks.connection import Connection, no_driver
+from instep.sinks.connection import Connection, Rows, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
@@ -204,12 +204,7 @@ class PostgresConnection(Connection):
         return iter(self.cursor.execute(statement, parameters, prepare=False))
 
     def append(
-        self,
-        table: str,
-        columns: tuple[str, ...],
-        rows: Iterable[tuple[Any, ...]],
-        *,
-        skip_existing: bool,
+        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
     ) -> None:
         types = [APPEND_TYPES[column] for column in columns]
         if not skip_existing:
@@ -225,11 +220,7 @@ class PostgresConnection(Connection):
         self.execute(f"DELETE FROM {new}")
 
     def copy_rows(
-        self,
-        table: str,
-        columns: Sequence[str],
-        types: Sequence[str],
-        rows: Iterable[tuple[Any, ...]],
+        self, table: str, columns: Sequence[str], types: Sequence[str], rows: Rows
     ) -> None:
         """Load rows with binary COPY. The server stores the first ones while others are made."""
         with self.cursor.copy(self._copy_statement(table, columns)) as copy:

@@ -23,7 +23,7 @@ from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 from instep.sinks import target
-from instep.sinks.connection import Connection
+from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink
 from instep.sinks.stored_values import chunks, timestamp_text
@@ -143,12 +143,7 @@ class SqliteConnection(Connection):
             )
 
     def append(
-        self,
-        table: str,
-        columns: tuple[str, ...],
-        rows: Iterable[tuple[Any, ...]],
-        *,
-        skip_existing: bool,
+        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
     ) -> None:
         names = ", ".join(map(self.quoted, columns))
         verb = "INSERT OR IGNORE" if skip_existing else "INSERT"

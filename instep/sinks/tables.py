@@ -64,6 +64,19 @@ def _offset() -> sa.Column[object]:
     return sa.Column("offset", sa.BigInteger, primary_key=True, autoincrement=False)
 
 
+def _quarantined_record() -> list[sa.Column[Any]]:
+    """Return the columns of a record in quarantine, with the reason and the time."""
+    return [
+        sa.Column("timestamp_ms", sa.BigInteger),
+        sa.Column("key", bytes_type()),
+        sa.Column("value", bytes_type()),
+        sa.Column("headers", bytes_type()),
+        sa.Column("reason", name_type(64), nullable=False),
+        sa.Column("detail", long_text()),
+        sa.Column("at", time_type(), nullable=False),
+    ]
+
+
 LEDGER = sa.Table(
     "instep_ledger",
     metadata,
@@ -113,13 +126,7 @@ DEAD_LETTERS = sa.Table(
     metadata,
     *_partition(),
     _offset(),
-    sa.Column("timestamp_ms", sa.BigInteger),
-    sa.Column("key", bytes_type()),
-    sa.Column("value", bytes_type()),
-    sa.Column("headers", bytes_type()),
-    sa.Column("reason", name_type(64), nullable=False),
-    sa.Column("detail", long_text()),
-    sa.Column("at", time_type(), nullable=False),
+    *_quarantined_record(),
     **TRANSACTIONAL,
 )
 
@@ -129,13 +136,7 @@ PARKED = sa.Table(
     *_partition(),
     _offset(),
     sa.Column("document", name_type(255), nullable=False),
-    sa.Column("timestamp_ms", sa.BigInteger),
-    sa.Column("key", bytes_type()),
-    sa.Column("value", bytes_type()),
-    sa.Column("headers", bytes_type()),
-    sa.Column("reason", name_type(64), nullable=False),
-    sa.Column("detail", long_text()),
-    sa.Column("at", time_type(), nullable=False),
+    *_quarantined_record(),
     sa.Index("instep_parked_document", "pipeline", "document"),
     # for the retries, which run a query every second
     sa.Index("instep_parked_reason", "pipeline", "reason", "at"),

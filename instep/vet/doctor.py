@@ -89,15 +89,8 @@ def _java() -> Check:
 
 def _packages() -> Iterator[Check]:
     for package in ("pyspark", "pyarrow"):
-        try:
-            yield Check("spark", CheckState.GOOD, f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            yield Check(
-                "spark",
-                CheckState.WRONG,
-                f"{package} is not installed: nothing can be run",
-                extras.command("spark"),
-            )
+        missing = f"{package} is not installed: nothing can be run"
+        yield _package("spark", package, missing, extra="spark")
     kept = artifacts.is_kept("spark-kafka")
     yield Check(
         "jars",
@@ -105,6 +98,13 @@ def _packages() -> Iterator[Check]:
         f"Spark's Kafka connector is {'' if kept else 'not yet '}in {paths.cache()}",
         "" if kept else "nothing: the first run fetches it from Maven Central",
     )
+
+
+def _package(part: str, package: str, missing: str, *, extra: str) -> Check:
+    try:
+        return Check(part, CheckState.GOOD, f"{package} {metadata.version(package)}")
+    except metadata.PackageNotFoundError:
+        return Check(part, CheckState.WRONG, missing, extras.command(extra))
 
 
 def _folders() -> Iterator[Check]:
@@ -166,15 +166,8 @@ def _drivers(declared: settings.Settings) -> Iterator[Check]:
         {_scheme(pipeline) for pipeline in declared.pipelines.values()} & DRIVERS.keys()
     ):
         package, extra = DRIVERS[scheme]
-        try:
-            yield Check("driver", CheckState.GOOD, f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            yield Check(
-                "driver",
-                CheckState.WRONG,
-                f"{package}, for {scheme}, is not installed",
-                extras.command(extra),
-            )
+        missing = f"{package}, for {scheme}, is not installed"
+        yield _package("driver", package, missing, extra=extra)
 
 
 def _scheme(pipeline: settings.Pipeline) -> str:

@@ -387,16 +387,7 @@ class _Reader:
             outcome, note = OperationStatus.FAIL, error.args[0].name()
         took = time.monotonic_ns() - began
         for one in offsets:
-            self._history_writer.note(
-                self._operation(
-                    OperationKind.COMMIT,
-                    outcome,
-                    partition=one.partition,
-                    offset=one.offset,
-                    took_ns=took,
-                    note=note,
-                )
-            )
+            self._note_commit(one, outcome, note, took_ns=took)
 
     def _committed(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """Record the responses to automatic and asynchronous commits."""
@@ -405,15 +396,7 @@ class _Reader:
             if (fault := error or one.error) is not None:
                 outcome, note = OperationStatus.FAIL, fault.name()
             if one.offset >= 0:
-                self._history_writer.note(
-                    self._operation(
-                        OperationKind.COMMIT,
-                        outcome,
-                        partition=one.partition,
-                        offset=one.offset,
-                        note=note,
-                    )
-                )
+                self._note_commit(one, outcome, note)
 
     # --- assignment ----------------------------------------------------------------------------
 
@@ -465,6 +448,20 @@ class _Reader:
                 number=number,
                 partition=message.partition(),
                 offset=message.offset(),
+            )
+        )
+
+    def _note_commit(
+        self, place: TopicPartition, outcome: OperationStatus, note: str, **rest: Any
+    ) -> None:
+        self._history_writer.note(
+            self._operation(
+                OperationKind.COMMIT,
+                outcome,
+                partition=place.partition,
+                offset=place.offset,
+                note=note,
+                **rest,
             )
         )
 
