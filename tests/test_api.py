@@ -13,32 +13,13 @@ import pytest
 
 import instep
 from instep.local.broker import LocalCluster
+from tests.support.cli import settings_text
 from tests.support.waiting import wait_until
 
-SETTINGS = """
-[kafka]
-bootstrap = "{bootstrap}"
-
-[pipelines.contracts]
-topic = "{topic}"
-target = "sqlite:///{folder}/contracts.db"
-table = "contract_document"
-key = "doc_no"
-
-[pipelines.contracts.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.contracts.columns]
-print_status = "status"
-print_version = "version"
-"""
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TABLE = (
     "CREATE TABLE contract_document"
-    " (doc_no TEXT PRIMARY KEY, print_status TEXT, print_version INTEGER)"
+    " (doc_no TEXT PRIMARY KEY, print_status TEXT, print_version INTEGER, printed_at TEXT)"
 )
 
 
@@ -58,14 +39,17 @@ def write_settings(folder: Path, bootstrap: str, topic: str) -> Path:
         database.execute(TABLE)
     database.close()
     file = folder / "instep.toml"
-    file.write_text(SETTINGS.format(bootstrap=bootstrap, topic=topic, folder=folder))
+    target = f"sqlite:///{folder}/contracts.db"
+    file.write_text(settings_text(bootstrap=bootstrap, topic=topic, target=target))
     return file
 
 
 def rows(folder: Path) -> list[tuple[str, str, int]]:
     database = sqlite3.connect(folder / "contracts.db")
     try:
-        return database.execute("SELECT * FROM contract_document ORDER BY doc_no").fetchall()
+        return database.execute(
+            "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY doc_no"
+        ).fetchall()
     finally:
         database.close()
 

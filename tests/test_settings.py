@@ -8,28 +8,13 @@ from typing import Any
 import pytest
 
 from instep import errors, masking, settings
+from tests.support.cli import settings_text
 
-GOOD = """
-[kafka]
-bootstrap = "broker1:9092,broker2:9092"
-
-[pipelines.contracts]
-topic = "print-status"
-target = "postgresql://app:${DB_PASSWORD}@db/contracts"
-table = "contract_document"
-key = "doc_no"
-
-[pipelines.contracts.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.contracts.columns]
-print_status = "status"
-print_version = "version"
-printed_at = "updated_at"
-"""
+GOOD = settings_text(
+    bootstrap="broker1:9092,broker2:9092",
+    topic="print-status",
+    target="postgresql://app:${DB_PASSWORD}@db/contracts",
+)
 SECRETS = {"DB_PASSWORD": "secret"}
 
 

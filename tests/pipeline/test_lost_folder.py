@@ -18,40 +18,19 @@ import pytest
 from instep import errors
 from instep.kafka.connection import Cluster
 from instep.pipeline import session
+from tests.support.cli import settings_text
 from tests.support.databases import run_sql
 from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
 
 DOCUMENTS = 7
-SETTINGS = """\
-[kafka]
-bootstrap = "{bootstrap}"
-
-[pipelines.contracts]
-topic = "{topic}"
-target = "sqlite:///contracts.db"
-table = "contract_document"
-key = "doc_no"
-history = true
-
-[pipelines.contracts.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.contracts.columns]
-print_status = "status"
-print_version = "version"
-printed_at = "updated_at"
-"""
 
 
 def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(
     cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "instep.toml").write_text(
-        SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8"
+        settings_text(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8"
     )
     url = f"sqlite:///{tmp_path}/contracts.db"
     temporary = Path(tempfile.mkdtemp(prefix="lost-"))  # short, so that Spark uses sockets in it
