@@ -27,8 +27,8 @@ from instep_lab.trial import Scenario, Trial, spread
 
 RECORDS = 300
 BATCH = 20
-DIES_ON = 130
-CRASHES = 5
+DIES_ON = 130  # in the middle of a batch
+CRASHES = 5  # whether an asynchronous commit arrives before a crash is a matter of timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> CrashEffect:
     operations = scenario.history()
     worked_again = checkers.repeated(operations).count
     if plan.keep is not Keep.HISTORY:
+        # The work is what the table holds, not what a process has tried to write.
         operations = [one for one in operations if one.kind is not OperationKind.WORK] + table.work(
             Path(plan.table), plan.group
         )
@@ -337,6 +338,7 @@ def asynchronous_commit(trial: Trial) -> None:
         ["commit", "median (lowest to highest)"],
         [[str(one), spread(found, digits=0)] for one, found in speeds.items()],
     )
+    # The worst round against the best: a difference of medians could be chance.
     slowest, fastest = min(speeds[CommitMode.ASYNC]), max(speeds[CommitMode.SYNC])
     trial.statement(
         "asynchronous commit is faster",
@@ -380,6 +382,7 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
         batch=5,
         work_ms=2,
         assigned=[0],
+        # Notice missing responses soon.
         config={"socket.timeout.ms": 1_000, "session.timeout.ms": 6_000},
     )
     with scenario.background(plan, trial.cluster.proxied) as (counted, _):
@@ -459,6 +462,7 @@ def combined_commit(trial: Trial) -> None:
     trial.statement("a crash loses no records", lost == 0, f"{lost} lost in {CRASHES} crashes")
     trial.limit(
         "a crash right after a commit repeats the records of that commit",
+        # None: all commits may have arrived before the crashes.
         repeated > repeated_sync or None,
         f"{repeated} records in {CRASHES} crashes; with synchronous commits {repeated_sync}",
     )
@@ -516,7 +520,7 @@ def commit_within_batch(trial: Trial) -> None:
         {
             f"every {every}": {
                 "point": CrashPoint.WORKED,
-                "dies_on": 199,
+                "dies_on": 199,  # just before a commit, whatever the interval
                 "commit": CommitMode.SYNC,
                 "commit_every": every,
                 "batch": 100,

@@ -24,7 +24,7 @@ from instep_lab.trial import Scenario, Trial, spread
 
 KEYS = 30
 QUIET_S = 0.5
-STATIC_SESSION_MS = 10_000
+STATIC_SESSION_MS = 10_000  # longer than a restart takes
 
 
 @experiment(
@@ -163,6 +163,7 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
             for number in range(size)
         ]
         stack.enter_context(scenario.background(steady))
+        # If a member reads nothing, that is a result, not a failure of the trial.
         with contextlib.suppress(errors.InstepError):
             trial.wait(
                 lambda: all(one.read >= 20 for one in consumers),
@@ -278,6 +279,7 @@ def _few_keys(trial: Trial, scenario: Scenario, topic: str, teams: Sequence[memb
     """Show that equal partitions are not equal work if few keys have most of the records."""
     count = trial.scaled(600, 6_000)
     before = [[one.read for one in team.members] for team in teams]
+    # The numbers must not repeat those of earlier records with these keys.
     scenario.publish(Publishing(topic=topic, count=count, keys=3, seed=trial.seed, first=1_000_000))
     trial.wait(lambda: _all_read(teams, before, count), "the groups to read")
     size = teams[0].size
@@ -481,8 +483,11 @@ def _round(
         keyed=False,
         seed=f"{trial.seed}-{number}",
         per_s=400,
+        # Without keys and without stickiness every partition gets records all the time, so that a
+        # pause shows.
         config={"sticky.partitioning.linger.ms": 0, "topic.metadata.refresh.interval.ms": 300},
     )
+    # On a user's cluster, a dead member keeps its partitions for 45 s by default.
     killing = trial.cluster.own is not None
     windows: dict[str, tuple[int, int]] = {}
 

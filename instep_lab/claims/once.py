@@ -183,6 +183,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     count = trial.scaled(300, 2_000)
     plans: dict[str, tuple[dict[str, Any], int | None]] = {
         "idempotent": ({}, None),
+        # Twice as many records as are sent: the transaction is still open when the process dies.
         "transaction left open": ({"transactional.id": trial.name("transaction")}, 2 * count),
         "transaction committed": ({"transactional.id": trial.name("transaction")}, count),
     }

@@ -382,6 +382,7 @@ def _disturb(
                 keys=5,
                 seed=trial.seed,
                 per_s=300,
+                # Small requests, so that several are in flight at the same time.
                 config={"linger.ms": 0, "batch.num.messages": 10, **SENDERS[name]},
             )
             running.enter_context(scenario.background(plan, trial.cluster.proxied))

@@ -192,6 +192,7 @@ def _measure(trial: Trial) -> QueueMeasurements:
             say=trial.note,
         )
     measured = QueueMeasurements(speeds, missing)
+    # Renamed when complete: a run that is killed here must not leave half a file.
     written = file.with_suffix(".new")
     written.write_bytes(msgspec.json.encode(measured))
     written.replace(file)

@@ -220,9 +220,10 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
             plan = Publishing(
                 topic=topics[acks],
                 count=count,
-                keys=1,
+                keys=1,  # the numbers of one key count all records
                 first=first,
                 seed=trial.seed,
+                # A retry would succeed once the follower is back.
                 config=senders.plain(acks, retries=0),
             )
             scenario.publish(plan)
@@ -377,7 +378,7 @@ def default_acks(trial: Trial) -> None:
 def delivery_modes(trial: Trial) -> None:
     counts = {
         DeliveryMode.FORGET: trial.scaled(10_000, 50_000),
-        DeliveryMode.WAIT: trial.scaled(300, 2_000),
+        DeliveryMode.WAIT: trial.scaled(300, 2_000),  # each record takes a round trip
     }
     counts[DeliveryMode.CALLBACK] = counts[DeliveryMode.FORGET]
     rates: dict[DeliveryMode, list[float]] = {mode: [] for mode in DeliveryMode}

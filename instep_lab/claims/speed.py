@@ -92,7 +92,7 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
 )
 def records_per_second(trial: Trial) -> None:
     count = trial.scaled(300_000, 2_000_000)
-    bulk.fill(trial.cluster.connection, trial.topic(4), count // 5)
+    bulk.fill(trial.cluster.connection, trial.topic(4), count // 5)  # warm-up
     rates = [
         count / bulk.fill(trial.cluster.connection, trial.topic(4), count)
         for _ in trial.rounds(3, 7)

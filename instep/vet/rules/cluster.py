@@ -10,7 +10,7 @@ from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, ru
 LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
 QUORUM_MIN = 3
-TEMPORARY = ("/tmp/", "/var/tmp/", "/private/tmp/")  # noqa: S108 - looked at only
+TEMPORARY = ("/tmp/", "/var/tmp/", "/private/tmp/")  # noqa: S108 - only compared
 REPLICA_LAG_MS_MAX = 60_000
 CLOCK_S_MAX = 5.0
 TRANSACTION_LEVEL = 2
@@ -147,6 +147,7 @@ def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
 )
 def too_few_controllers(case: RuleContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
+    # An even number of voters tolerates no more failures than one voter less.
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
         word = "controllers vote"
         if len(voters) == 1:

@@ -99,6 +99,7 @@ def read_only(case: RuleContext) -> Iterator[Violation]:
     read_only_settings = [name for name in named if values.get(name, "off").lower() in ("on", "1")]
     if read_only_settings:
         fix = f"change the host in pipelines.{case.name}.target to that of the primary server"
+        # A default can be changed. A standby cannot be written to, whatever its settings are.
         is_standby = values.get("in_recovery", "off") != "off"
         if values.get("default_transaction_read_only", "off") == "on" and not is_standby:
             name = "default_transaction_read_only"
@@ -283,6 +284,7 @@ def timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, (unit_s, least_s) in TIMEOUTS.items():
         seconds = float(values.get(name, 0)) * unit_s
         if 0 < seconds < least_s:
+            # wait_timeout has no value that means no limit; this is its default.
             wanted = "28800" if name == "wait_timeout" else "0"
             yield Violation(
                 Severity.WARNING,
@@ -350,6 +352,7 @@ def _limit_name(limit: str) -> str:
 def _tasks(case: RuleContext) -> int:
     """Return how many tasks may run at once: one per partition, limited by local threads."""
     tasks = len(case.topic.partitions)
+    # In local mode, Spark runs no more tasks at once than it has threads.
     threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
     return min(tasks, int(threads[1])) if threads else tasks
 
@@ -589,7 +592,7 @@ def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
 def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     zone = values.get("TimeZone") or values.get("time_zone") or "UTC"
-    if zone.upper() == "SYSTEM":
+    if zone.upper() == "SYSTEM":  # MySQL and MariaDB: the zone of the operating system
         zone = values.get("system_time_zone", "UTC")
     columns = case.database.times_without_zone
     if not columns or zone.upper() in (
@@ -647,6 +650,7 @@ def max_packet_small(case: RuleContext) -> Iterator[Violation]:
 
 def _packet(wanted: int) -> int:
     """Return a size that the server accepts unchanged: a multiple of 1024, at most 1 GiB."""
+    # The server rounds down to a multiple of 1024, and accepts at most 1 GiB.
     return min(2**30, -(-wanted // 1024) * 1024)
 
 
@@ -687,6 +691,7 @@ def binlog_format_statement(case: RuleContext) -> Iterator[Violation]:
 def rights_missing(case: RuleContext) -> Iterator[Violation]:
     lacking = case.database.lacking_rights or []
     if lacking:
+        # Without this right, only deletes fail.
         needed = [right for right in lacking if right != f"DELETE on {case.pipeline.table}"]
         yield Violation(
             error_if(needed),
@@ -771,6 +776,7 @@ def certificate_not_verified(case: RuleContext) -> Iterator[Violation]:
     facts = case.database
     if facts.encrypted and not is_loopback(facts.host) and facts.sslmode != "verify-full":
         yield Violation(
+            # verify-ca checks who signed the certificate, but not for which host.
             warning_if(facts.sslmode != "verify-ca"),
             _subject(case),
             (f"sslmode={facts.sslmode or 'not set'} to {facts.host}",),

@@ -64,6 +64,7 @@ def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
         f"{sample.in_murmur2_place} of the newest {keyed} records with a key are in the partition"
         " that murmur2 chooses"
     ]
+    # By chance, one record in as many as there are partitions is where any hash puts it.
     if sample.in_crc32_place > keyed / len(case.topic.partitions) * 1.5:
         evidence.append(
             f"{sample.in_crc32_place} are in the partition that CRC32 chooses, librdkafka's default"
