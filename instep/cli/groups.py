@@ -223,6 +223,7 @@ def reset(
         to_current,
         from_file,
     )
+    # A file names its topics itself; every other destination needs some.
     if isinstance(destination, resets.ToOffsets) == bool(topic or all_topics) or (
         topic and all_topics
     ):

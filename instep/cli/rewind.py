@@ -56,6 +56,7 @@ def rewind(
             options.parse_partitions(partition),
             accept_new_topic=accept_new_topic,
         )
+    # Print the plan before it is executed, so that it can be read even if that fails.
     plan = prepared.plan
     if not as_json:
         head = ("PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA")

@@ -349,6 +349,7 @@ def delete(
                 "remove the pipeline from the settings first, or accept that with --force",
             )
         (detail,) = topic_details.describe(cluster, [name])
+        # What would be lost is shown before the question.
         records = _total(detail, "records_estimated")
         if not as_json:
             head = ("TOPIC", "PARTITIONS", "RECORDS", "SIZE")

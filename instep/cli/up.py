@@ -43,6 +43,7 @@ def up(
     """Start real servers on this machine; they run until `instep down`."""
     from instep.local import class_archives, local_servers
 
+    # Typer also calls this function before a subcommand, which has its own options.
     if context.invoked_subcommand:
         if brokers or with_ or port or as_json:
             raise errors.SettingsError(

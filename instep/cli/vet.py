@@ -46,6 +46,7 @@ def vet(
     _debug: Debug = False,
 ) -> None:
     """Check cluster, topic, publishers, pipeline and database against the guarantee."""
+    # Typer also calls this function before a subcommand.
     if context.invoked_subcommand is not None:
         return
     from instep.vet import judgement, report
@@ -110,6 +111,7 @@ def _coloured(report: str) -> str:
     lines = []
     for line in report.splitlines():
         severity, _, rest = line.partition(" ")
+        # Only findings begin with a word in capitals.
         tone = terminal.tone_of(severity) if severity.isupper() else terminal.Tone.NONE
         lines.append(f"{terminal.paint(severity, tone, sys.stdout)} {rest}" if tone else line)
     return "\n".join(lines)
