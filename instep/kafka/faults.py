@@ -274,18 +274,13 @@ def _operation(right: str | None) -> str:
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
     """Return the error for a topic that does not exist, with similar names."""
     create = f"instep topics create {shlex.quote(topic)} --partitions 6 --execute"
-    similar = similar_names(topic, known)
+    similar = settings.nearest(topic, known, count=3)
     remedy = create
     if similar:
         remedy = f"correct the name of the topic; or, if it is a new one: {create}"
     return errors.TopicMissing(
         f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{similar}", remedy
     )
-
-
-def similar_names(name: str, known: Iterable[str]) -> str:
-    """Suggest similar topics or groups: a cluster has many of them, with similar names."""
-    return settings.nearest(name, known, count=3, cutoff=0.6)
 
 
 def identity(security: settings.Security) -> ClientIdentity:

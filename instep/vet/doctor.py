@@ -247,7 +247,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
     for name, pipeline in declared.pipelines.items():
         part = f"topic of {name}"
         if pipeline.topic not in found.topics:
-            near = faults.similar_names(pipeline.topic, found.topics)
+            near = settings.nearest(pipeline.topic, found.topics, count=3)
             fix = (
                 f"instep topics create {pipeline.topic} --execute; or get the DESCRIBE right on it"
             )

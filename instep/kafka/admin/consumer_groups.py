@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from instep import errors
+from instep import errors, settings
 from instep.document.showing import counted
 from instep.kafka import backlog, connection, faults, groups, layout, offsets
 from instep.kafka.admin import admin_extras
@@ -139,7 +139,8 @@ def exists(cluster: connection.Cluster, group: str) -> bool:
 
 def missing(cluster: connection.Cluster, group: str, alternative: str = "") -> errors.SettingsError:
     """Return the error for a group that does not exist, with similar names and a remedy."""
-    similar = faults.similar_names(group, [listing.group for listing in listings(cluster)[0]])
+    existing = [listing.group for listing in listings(cluster)[0]]
+    similar = settings.nearest(group, existing, count=3)
     where = ", ".join(faults.addresses(cluster.bootstrap))
     return errors.SettingsError(
         f"group {group!r} does not exist at {where}{similar}",
