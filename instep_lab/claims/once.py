@@ -100,8 +100,8 @@ def idempotent_producer(trial: Trial) -> None:
                 one.last_sequence,
                 _records_in(scenarios[name], one.partition),
             ]
-            for name, some in producer_states.items()
-            for one in some or ()
+            for name, states in producer_states.items()
+            for one in states or ()
         ],
     )
     trial.control(

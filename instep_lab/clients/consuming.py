@@ -130,7 +130,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     dies_on: int = 0
     continue_after_error: bool = False
 
-    def room(self, read: int) -> int:
+    def batch_limit(self, read: int) -> int:
         """Return how many more records may be read at once after this many."""
         if self.count is None:
             return self.batch
@@ -233,7 +233,7 @@ class _Reader:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
             self._consumer.assign(self._with_start(parts))
             self._note_partitions(OperationKind.ASSIGN, parts)
-            self._count_held(added=parts)
+            self._update_held(added=parts)
         else:
             topics = [plan.topic, *plan.also]
             self._consumer.subscribe(
@@ -263,7 +263,7 @@ class _Reader:
                 and self.progress.ends.keys() >= {*self.progress.assigned}
             ):
                 return
-            batch = self._poll(plan.room(self.progress.read))
+            batch = self._poll(plan.batch_limit(self.progress.read))
             if batch:
                 quiet_since = time.monotonic()
                 self._handle(batch)
@@ -273,9 +273,9 @@ class _Reader:
             elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
                 return
 
-    def _poll(self, room: int) -> list[Message]:
+    def _poll(self, limit: int) -> list[Message]:
         messages = []
-        for message in self._consumer.consume(room, POLL_S):
+        for message in self._consumer.consume(limit, POLL_S):
             if (error := message.error()) is None:
                 messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -307,7 +307,7 @@ class _Reader:
             self._maybe_die(CrashPoint.COMMITTED, len(batch))
         if self._pool:
             for message in batch:
-                self._pool.hand(message)
+                self._pool.submit(message)
             self._mark(batch)
         else:
             for message in batch:
@@ -402,7 +402,7 @@ class _Reader:
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         self._note_partitions(OperationKind.ASSIGN, parts)
-        self._count_held(added=parts)
+        self._update_held(added=parts)
         if self._plan.keep is Keep.WITH_OFFSET:
             consumer.assign(self._with_start(parts))
 
@@ -420,13 +420,13 @@ class _Reader:
             self._last.pop(one.partition, None)
             self.progress.ends.pop(one.partition, None)
         self._note_partitions(OperationKind.REVOKE, parts)
-        self._count_held(removed=parts)
+        self._update_held(removed=parts)
 
-    def _count_held(
+    def _update_held(
         self, added: Sequence[TopicPartition] = (), removed: Sequence[TopicPartition] = ()
     ) -> None:
-        came, went = ({(one.topic, one.partition) for one in parts} for parts in (added, removed))
-        self.progress.hold(self._plan.topic, (set(self.progress.held) | came) - went)
+        gained, lost = ({(one.topic, one.partition) for one in parts} for parts in (added, removed))
+        self.progress.hold(self._plan.topic, (set(self.progress.held) | gained) - lost)
 
     # --- crashes and history -------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ class _Workers:
         for thread in self._threads:
             thread.start()
 
-    def hand(self, message: Message) -> None:
+    def submit(self, message: Message) -> None:
         index = zlib.crc32(message.key() or b"") % len(self._queues)
         self._queues[index].put(message)
 

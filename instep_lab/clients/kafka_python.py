@@ -86,7 +86,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         while not stop.is_set() and (plan.count is None or self.progress.read < plan.count):
             try:
                 found = self._consumer.poll(
-                    timeout_ms=int(POLL_S * 1000), max_records=plan.room(self.progress.read)
+                    timeout_ms=int(POLL_S * 1000), max_records=plan.batch_limit(self.progress.read)
                 )
             except client_errors.KafkaError as error:
                 self._fail(error)
@@ -94,7 +94,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                     return
                 found = {}
             if not found:
-                self._look_for_ends()
+                self._note_ends()
             if found:
                 quiet_since = time.monotonic()
                 self._handle([record for records in found.values() for record in records])
@@ -136,7 +136,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._note(OperationKind.COMMIT, OperationStatus.FAIL, note=type(error).__name__)
 
     # kafka-python does not report the end of a partition.
-    def _look_for_ends(self) -> None:
+    def _note_ends(self) -> None:
         for one in self._consumer.assignment():
             end = self._consumer.highwater(one)
             if end is not None and self._consumer.position(one) == end:
@@ -159,9 +159,11 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def _config(plan: Consuming, connection: Mapping[str, Any]) -> dict[str, Any]:
-    reach = {RENAMED.get(name, name.replace(".", "_")): value for name, value in connection.items()}
+    connecting = {
+        RENAMED.get(name, name.replace(".", "_")): value for name, value in connection.items()
+    }
     own = {"group_id": plan.group or None, "enable_auto_commit": plan.commit is CommitMode.AUTO}
-    config = {**DEFAULTS, **own, **plan.config, **reach, "client_id": plan.member}
+    config = {**DEFAULTS, **own, **plan.config, **connecting, "client_id": plan.member}
     if (assignor := config.get("partition_assignment_strategy")) is not None:
         config["partition_assignment_strategy"] = [ASSIGNORS[assignor]]
     return {
