@@ -260,7 +260,7 @@ class ResidentEngine:
         flow.active = False
         flow.stopping = set(self._tasks)  # one that does not know the flow answers at once
         for number in flow.stopping:
-            self._tasks[number].channel.send(messages.Stop(*flow.key))
+            self._tasks[number].channel.send(messages.StopFlow(*flow.key))
         self._stopped(flow, None)
 
     def _stopped(self, flow: ResidentFlow, task: _Task | None) -> None:

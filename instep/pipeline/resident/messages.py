@@ -33,7 +33,7 @@ class Revoke(msgspec.Struct, tag=True, frozen=True):
     partitions: list[int]
 
 
-class Stop(msgspec.Struct, tag=True, frozen=True):
+class StopFlow(msgspec.Struct, tag=True, frozen=True):
     """Stop the pipeline in this task, and answer Stopped after the current transaction."""
 
     pipeline: str
@@ -102,7 +102,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
         return error
 
 
-FromDriver = Assign | Revoke | Stop | End
+FromDriver = Assign | Revoke | StopFlow | End
 FromTask = Hello | Alive | Applied | Revoked | Stopped | Finished | Failed
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 FROM_TASK: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)

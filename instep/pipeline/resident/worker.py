@@ -22,7 +22,7 @@ from instep.pipeline.resident.messages import (
     Hello,
     Revoke,
     Revoked,
-    Stop,
+    StopFlow,
     Stopped,
     decode_plan,
 )
@@ -84,11 +84,11 @@ class ResidentTask:
             self._stop()
             self._driver.close()
 
-    def _pass_on(self, order: Assign | Revoke | Stop) -> None:
+    def _pass_on(self, order: Assign | Revoke | StopFlow) -> None:
         key = (order.pipeline, order.epoch)
         self._shares = {known: share for known, share in self._shares.items() if share.is_alive()}
         share = self._shares.get(key)
-        if isinstance(order, Stop):
+        if isinstance(order, StopFlow):
             if share is None:
                 self._driver.send(Stopped(*key))
             else:

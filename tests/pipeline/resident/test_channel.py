@@ -55,7 +55,7 @@ def test_messages_arrive_in_order_and_typed(driver: Driver) -> None:
     orders: list[FromDriver] = [
         messages.Assign("p", 3, b"plan", [0, 1], {0: 5, 1: 7}),
         messages.Revoke("p", 3, [0]),
-        messages.Stop("p", 3),
+        messages.StopFlow("p", 3),
         messages.End(),
     ]
     for order in orders:
