@@ -220,7 +220,10 @@ def _not_started(log: Path, error: Exception) -> errors.InstepError:
     causes = [
         line.strip()
         for line in lines
-        if not line.startswith("\t") and ("Exception" in line or "rror" in line)
+        if not line.startswith("\t")
+        and ("Exception" in line or "rror" in line)
+        # the line after it has the reason
+        and not line.endswith("Error initializing SparkContext.")
     ]
     gateway = SparkContext._gateway
     if not causes and (gateway is None or gateway.proc.poll() is not None):

@@ -41,3 +41,13 @@ def restart_once(moment: ProbeEvent) -> None:
         with tries.open("ab") as file:
             file.write(b".")
         raise errors.LedgerMoved("the test has the query start again")
+
+
+def hold_while_asked(moment: ProbeEvent) -> None:
+    """Hold a transaction, before its commit, while a file asks for it; report the process."""
+    asked = Path(os.environ[FOLDER], "asked")
+    if moment.step != 8 or not asked.exists():
+        return
+    Path(os.environ[FOLDER], f"held-{os.getpid()}").touch()
+    while asked.exists():
+        time.sleep(0.01)
