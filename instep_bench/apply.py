@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 import msgspec
 
@@ -35,6 +36,7 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     size: int = 150
     history: tuple[bool, ...] = (False, True)
+    engines: tuple[settings.EngineName, ...] = get_args(settings.EngineName)
     stale: float = 0.0
     repeated: float = 0.0
     bad: float = 0.0
@@ -84,10 +86,10 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 
 def check(options: ApplyOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
-    if not options.targets or not options.history:
+    if not options.targets or not options.history or not options.engines:
         raise errors.SettingsError(
             "there is nothing to measure",
-            "name a target, and give --history no, yes or no,yes",
+            "name a target and an engine, and give --history no, yes or no,yes",
         )
     for target in options.targets:
         bench_servers.check_target(target)
@@ -153,9 +155,14 @@ class _TargetContest:
             "database": database.pids,
         }
         self._declared = {
-            ranking.NAMES[history]: database.declare(
-                servers.bootstrap, topic, history=history, batch_rows_max=options.batch
+            ranking.NAMES[engine, history]: database.declare(
+                servers.bootstrap,
+                topic,
+                engine=engine,
+                history=history,
+                batch_rows_max=options.batch,
             )
+            for engine in dict.fromkeys(options.engines)
             for history in dict.fromkeys(options.history)
         }
         self._declared |= {

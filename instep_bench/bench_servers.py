@@ -114,6 +114,7 @@ class TargetDatabase:
         bootstrap: str,
         topic: str,
         *,
+        engine: settings.EngineName = "resident",
         history: bool = False,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
@@ -127,6 +128,7 @@ class TargetDatabase:
         config = self._folder / f"{name}.toml"
         pipeline: dict[str, Any] = {
             "topic": topic,
+            "engine": engine,
             "target": url or self.url,
             "table": name.replace("-", "_"),
             "key": KEY,

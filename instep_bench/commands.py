@@ -6,12 +6,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import msgspec
 import typer
 
-from instep import errors, extras, terminal
+from instep import errors, extras, settings, terminal
 from instep.cli import completion, output, pages
 from instep.cli import help as help_pages
 from instep.cli.options import AsJson, Debug
@@ -75,6 +75,9 @@ Share = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the random workload. Default: 1.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Number of measurements each. Default: 3.")]
+Engine = Annotated[
+    settings.EngineName | None, typer.Option(help="Engine of the pipeline. Default: resident.")
+]
 Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Also write the result as an HTML page."),
@@ -136,6 +139,9 @@ def measure_apply(
     history: Annotated[
         str | None, _list("Keep instep_history: no, yes or both. Default: no,yes.")
     ] = None,
+    engine: Annotated[
+        str | None, _list("Engines of instep to measure. Default: resident,micro-batch.")
+    ] = None,
     stale: Share = None,
     repeated: Share = None,
     bad: Share = None,
@@ -168,6 +174,7 @@ def measure_apply(
         partitions=partitions,
         size=size,
         history=_booleans("--history", history),
+        engines=_engines(engine),
         stale=stale,
         repeated=repeated,
         bad=bad,
@@ -216,6 +223,7 @@ def measure_freshness(
             "--history/--no-history", help="Keep every event in instep_history. Off by default."
         ),
     ] = None,
+    engine: Engine = None,
     bootstrap: Bootstrap = None,
     seed: Seed = None,
     html: Html = None,
@@ -235,6 +243,7 @@ def measure_freshness(
         documents=documents,
         partitions=partitions,
         history=history,
+        engine=engine,
         bootstrap=bootstrap,
         seed=seed,
     )
@@ -265,6 +274,7 @@ def measure_scale(
         int | None,
         typer.Option(min=1, help="Events when their number is not varied. Default: 100000."),
     ] = None,
+    engine: Engine = None,
     bootstrap: Bootstrap = None,
     seed: Seed = None,
     html: Html = None,
@@ -283,6 +293,7 @@ def measure_scale(
         masters=_names(masters),
         rounds=rounds,
         base_events=base_events,
+        engine=engine,
         bootstrap=bootstrap,
         seed=seed,
     )
@@ -483,6 +494,19 @@ def _booleans(option: str, text: str | None) -> tuple[bool, ...] | None:
             f"{option} {unknown[0]!r} is neither yes nor no", f"write {option} no, yes or no,yes"
         )
     return tuple(words[name] for name in _names(text) or ())
+
+
+def _engines(text: str | None) -> tuple[settings.EngineName, ...] | None:
+    known: tuple[settings.EngineName, ...] = get_args(settings.EngineName)
+    given = _names(text)
+    if given is None:
+        return None
+    if unknown := [name for name in given if name not in known]:
+        raise errors.SettingsError(
+            f"there is no engine {unknown[0]!r}{settings.nearest(unknown[0], known)}",
+            f"known engines: {', '.join(known)}",
+        )
+    return tuple(name for name in known if name in given)
 
 
 def _stored_result(named: str) -> tuple[str, BenchResult]:

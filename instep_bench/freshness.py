@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from instep import errors
+from instep import errors, settings
 from instep_bench import bench_servers, freshness_report, latency_join, load, machine
 from instep_bench.monitored_pipeline import MonitoredPipeline
 from instep_bench.recorder import Recorder
@@ -43,6 +43,7 @@ class FreshnessOptions(msgspec.Struct, frozen=True, kw_only=True):
     documents: int = 10_000
     partitions: int = 4
     history: bool = False
+    engine: settings.EngineName = "resident"
     bootstrap: str | None = None
     seed: int = 1
 
@@ -54,7 +55,9 @@ def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
     with bench_servers.BenchServers(options.bootstrap, say) as servers:
         database = servers.database(options.target)
         topic = servers.new_topic(options.partitions)
-        declared = database.declare(servers.bootstrap, topic, history=options.history)
+        declared = database.declare(
+            servers.bootstrap, topic, history=options.history, engine=options.engine
+        )
         source = EventSource(servers.bootstrap, topic, options.documents)
         others = {"broker": servers.broker_pids, "database": database.pids}
         with (

@@ -7,12 +7,18 @@ from typing import Literal
 
 import msgspec
 
+from instep import settings
 from instep.report.tables import Cell, Plot, ReportTable
 from instep_bench import baselines, charts, contest, load
 from instep_bench.result import Figure
 
 Start = Literal["cold", "warm"]
-NAMES = {False: "instep", True: "instep with history"}
+NAMES: dict[tuple[settings.EngineName, bool], str] = {
+    ("resident", False): "instep",
+    ("resident", True): "instep with history",
+    ("micro-batch", False): "instep micro-batch",
+    ("micro-batch", True): "instep micro-batch with history",
+}
 OURS = "exactly once, in order (version guard); bad events are kept as dead letters"
 WARM_UPS = 2  # the JVM still compiles code in its first runs
 SERVERS = ("broker", "database")

@@ -62,6 +62,7 @@ class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
     masters: tuple[str, ...] = ("local[1]", "local[2]", CLUSTER)
     rounds: int = 3
     base_events: int = 100_000
+    engine: settings.EngineName = "resident"
     bootstrap: str | None = None
     seed: int = 1
 
@@ -175,13 +176,16 @@ class _Site:
         point: Conditions,
         servers: bench_servers.BenchServers,
         database: bench_servers.TargetDatabase,
+        engine: settings.EngineName,
         spark: settings.Spark,
         url: str,
     ) -> None:
         self.point = point
         self._bootstrap = servers.bootstrap
         self._topic = servers.new_topic(point.partitions)
-        self.declared = database.declare(servers.bootstrap, self._topic, spark=spark, url=url)
+        self.declared = database.declare(
+            servers.bootstrap, self._topic, spark=spark, url=url, engine=engine
+        )
         self._next = 0
         column = {field: name for name, field in self.declared.pipeline.columns.items()}
         self._version = column["version"]
@@ -284,7 +288,14 @@ class _Group:
         spark = settings.Spark(master=self._master)
         if self._cluster:
             spark = settings.Spark(master=self._cluster.url, conf=CONF)
-        site = _Site(point, self._servers, self._database, spark, self._url(point))
+        site = _Site(
+            point,
+            self._servers,
+            self._database,
+            self._options.engine,
+            spark,
+            self._url(point),
+        )
         if point.delay_ms is not None:
             self.trips_ms[point] = site.trip_ms()
         return site

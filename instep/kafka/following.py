@@ -17,6 +17,7 @@ FETCH_WAIT_MS = 500
 # For a reader that stops at the end, which it learns from an answer without records.
 FETCH_WAIT_ONCE_MS = 10
 QUEUED_KB = 16 * 1024
+CHUNK = 1_000  # as long as records arrive this fast, `read` takes more of them
 
 
 class Follower:
@@ -56,10 +57,13 @@ class Follower:
                 [TopicPartition(self._topic, part) for part in known]
             )
 
-    def read(self, wait_s: float, linger_s: float, limit: int) -> dict[int, list[Record]]:
+    def read(
+        self, wait_s: float, linger_s: float, records_max: int, bytes_max: int
+    ) -> dict[int, list[Record]]:
         """Wait for a record, then for more, and return them by partition in order.
 
-        `wait_s` is the wait for the first record, `linger_s` that for more; `limit` ends both.
+        `wait_s` is the wait for the first record, `linger_s` that for a chunk of more. Records
+        that arrive faster are a backlog: then it reads on, up to a number of records or bytes.
         """
         self.ended = {}
         since = time.monotonic()
@@ -72,7 +76,15 @@ class Follower:
             return {}
         if first.error() is not None:
             return self._records([first], since)
-        return self._records([first, *self._consumer.consume(limit, linger_s)], since)
+        messages, size = [first], len(first)
+        while len(messages) < records_max and size < bytes_max:
+            wanted = min(CHUNK, records_max - len(messages))
+            chunk = self._consumer.consume(wanted, linger_s)
+            messages += chunk
+            size += sum(map(len, chunk))
+            if len(chunk) < wanted:
+                break
+        return self._records(messages, since)
 
     def _records(self, messages: list[Message], since: float) -> dict[int, list[Record]]:
         records: dict[int, list[Record]] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
+import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ class MicroBatchEngine:
     def __init__(self, spark: SparkSession, cluster: Cluster, folder: Path) -> None:
         """Take the session, the cluster to read from and a folder for checkpoints."""
         self._spark, self._cluster, self._folder = spark, cluster, folder
-        self._numbers = itertools.count()
 
     def start(
         self, plan: TaskPlan, ledger: Mapping[int, Position], *, once: bool
@@ -45,7 +44,7 @@ class MicroBatchEngine:
             offsets={partition: position.next_offset for partition, position in ledger.items()},
             rows_max=plan.pipeline.batch_rows_max,
             # A new checkpoint for every start: the ledger decides where to continue, not Spark.
-            checkpoint=self._folder / f"checkpoint-{next(self._numbers)}",
+            checkpoint=self._folder / f"checkpoint-{uuid.uuid4().hex}",
             once=once,
         )
         return MicroBatchFlow(running, plan, self._cluster)

@@ -17,7 +17,15 @@ from instep.document.decoding import Record
 from instep.kafka import offsets
 from instep.kafka.following import Follower
 from instep.pipeline import counts
-from instep.pipeline.applier import Applier, SameTopic, TaskPlan, cluster_of, find_probe, is_full
+from instep.pipeline.applier import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Applier,
+    SameTopic,
+    TaskPlan,
+    cluster_of,
+    find_probe,
+)
 from instep.pipeline.apply import transaction
 from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent
 from instep.pipeline.resident.messages import (
@@ -33,7 +41,6 @@ from instep.pipeline.resident.messages import (
 
 WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
 REPORT_INTERVAL_S = 0.1
-READ_RECORDS_MAX = 20_000
 
 
 class Linger:
@@ -170,16 +177,15 @@ class PipelineShare(threading.Thread):
     def _cycle(self, follower: Follower) -> None:
         """Read what has arrived and apply it, one transaction for each partition."""
         wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
-        limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
-        read = follower.read(wait_s, self._linger.wait_s(), limit)
+        limit = min(BATCH_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
+        read = follower.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
         if read:
             self._probe(ProbeEvent(self._plan.target.pipeline, 0))
             # Requested after all these records were read, so one answer serves them all.
             same_topic = SameTopic(self._plan)
             began = time.monotonic()
             for partition, records in read.items():
-                for batch in _batches(records):
-                    self._apply(partition, batch, same_topic)
+                self._apply(partition, records, same_topic)
             self._linger.see(time.monotonic() - began)
         for partition, end in follower.ended.items():
             if end > self._read_to.get(partition, end):
@@ -235,16 +241,3 @@ class PipelineShare(threading.Thread):
             self._send(Applied(*self._key, self._counts, self._positions))
             self._counts, self._positions = dict.fromkeys(counts.NAMES, 0), {}
             self._report_due = time.monotonic() + REPORT_INTERVAL_S
-
-
-def _batches(records: list[Record]) -> list[list[Record]]:
-    """Return the records in batches that are small enough for one transaction."""
-    batches: list[list[Record]] = [[]]
-    size = 0
-    for record in records:
-        if batches[-1] and is_full(batches[-1], size):
-            batches.append([])
-            size = 0
-        batches[-1].append(record)
-        size += len(record.value or b"")
-    return batches
