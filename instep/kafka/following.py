@@ -74,20 +74,22 @@ class Follower:
                     KafkaError(KafkaError._TIMED_OUT), self._operation, since
                 )
             return {}
-        if first.error() is not None:
-            return self._records([first], since)
-        messages, size = [first], len(first)
-        while len(messages) < records_max and size < bytes_max:
-            wanted = min(CHUNK, records_max - len(messages))
-            chunk = self._consumer.consume(wanted, linger_s)
-            messages += chunk
-            size += sum(map(len, chunk))
-            if len(chunk) < wanted:
-                break
-        return self._records(messages, since)
-
-    def _records(self, messages: list[Message], since: float) -> dict[int, list[Record]]:
         records: dict[int, list[Record]] = {}
+        self._take([first], records, since)
+        count, size = 1, len(first)
+        is_backlog = first.error() is None
+        while is_backlog and count < records_max and size < bytes_max:
+            wanted = min(CHUNK, records_max - count)
+            chunk = self._consumer.consume(wanted, linger_s)
+            self._take(chunk, records, since)
+            count += len(chunk)
+            size += sum(map(len, chunk))
+            is_backlog = len(chunk) == wanted
+        return records
+
+    def _take(
+        self, messages: list[Message], records: dict[int, list[Record]], since: float
+    ) -> None:
         for message in messages:
             partition, error = message.partition(), message.error()
             if error is not None:
@@ -107,7 +109,6 @@ class Follower:
                     records[partition].append(record)
                 else:
                     records[partition] = [record]
-        return records
 
     def _see(self, message: Message, error: KafkaError, since: float) -> None:
         partition, offset = message.partition(), message.offset()

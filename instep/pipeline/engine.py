@@ -6,7 +6,7 @@ is a streaming query. Both apply the same transaction, so the guarantees are the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -27,6 +27,8 @@ class Report(msgspec.Struct, frozen=True):
 class Flow(Protocol):
     """A pipeline that an engine runs, from one start to its end or failure."""
 
+    poll_interval_s: float  # how often to look at it, unless it wakes the runner
+
     def is_active(self) -> bool:
         """Return whether it still runs."""
 
@@ -46,5 +48,15 @@ class Flow(Protocol):
 class Engine(Protocol):
     """Runs the flows of pipelines in a Spark session."""
 
-    def start(self, plan: TaskPlan, ledger: Mapping[int, Position], *, once: bool) -> Flow:
-        """Start a flow at the ledger's offsets; with `once` it ends at the end of the log."""
+    def start(
+        self,
+        plan: TaskPlan,
+        ledger: Mapping[int, Position],
+        *,
+        once: bool,
+        wake: Callable[[], None],
+    ) -> Flow:
+        """Start a flow at the ledger's offsets; with `once` it ends at the end of the log.
+
+        It may call `wake` when there is something new to see.
+        """

@@ -20,7 +20,8 @@ from instep.sinks import runs, target
 from instep.sinks.runs import Heartbeat, RunReport
 
 MEASURE_INTERVAL_S = 1.0
-STATE_INTERVAL_S = 0.1
+IDLE_INTERVAL_S = 5.0  # while nothing arrives: a measurement costs as much as many events
+STATE_INTERVAL_S = 0.25
 HELD_AFTER_S = 3.0  # ordinary transactions are shorter
 NAME_INTERVAL_S = 30.0  # naming the transactions needs a client of its own
 END_PATIENCE_S = 5.0
@@ -78,6 +79,7 @@ class LagWatch:
         self.partitions: tuple[int, ...] = ()  # set when the query starts
         self._held_back = HeldBack()
         self._named_at = -NAME_INTERVAL_S
+        self._records, self._measured_at = -1, 0.0
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -86,9 +88,16 @@ class LagWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(MEASURE_INTERVAL_S):
-            if self.partitions and self._is_enabled():
+            if self.partitions and self._is_enabled() and self._is_due():
                 with contextlib.suppress(errors.InstepError):
                     self._measure()
+                    self._measured_at = time.monotonic()
+
+    def _is_due(self) -> bool:
+        """Return whether to measure now: every second, or less often while nothing happens."""
+        records, self._records = self._records, self._progress.totals["records"]
+        at_rest = records == self._records and self._progress.lag == 0
+        return not at_rest or time.monotonic() - self._measured_at >= IDLE_INTERVAL_S
 
     def end(self) -> None:
         """End the thread after its current measurement."""

@@ -81,6 +81,7 @@ class Runner(threading.Thread):
         self._is_lost = is_lost
         self._suspended = threading.Event()
         self._stop_requested = threading.Event()
+        self._wake = threading.Event()  # set when there is something new to see
         self._flow: Flow | None = None
         self._topic: Topic | None = None
         self._target: Target | None = None
@@ -115,10 +116,11 @@ class Runner(threading.Thread):
         self._lag.start()
         self._heartbeat.start()
         self._retries.start()
-        while self.state is not RunnerState.ENDED and not self._stop_requested.wait(
-            TICK_INTERVAL_S
-        ):
+        while self.state is not RunnerState.ENDED and not self._stop_requested.is_set():
+            self._wake.clear()
             self._guarded(self._tick)
+            flow = self._flow
+            self._wake.wait(TICK_INTERVAL_S if flow is None else flow.poll_interval_s)
         self._lag.end()
         self._stop_flow()
         self._retries.end(
@@ -132,6 +134,7 @@ class Runner(threading.Thread):
     def stop(self, patience_s: float) -> None:
         """Stop the flow. The database rolls back an open transaction."""
         self._stop_requested.set()
+        self._wake.set()
         self._stop_flow()
         self.join(patience_s)
 
@@ -215,7 +218,7 @@ class Runner(threading.Thread):
         self._checked_at = self._table_checked_at = time.monotonic()
         self._applied = {}
         plan = TaskPlan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
-        self._flow = self.engine.start(plan, ledger, once=self.once)  # 4
+        self._flow = self.engine.start(plan, ledger, once=self.once, wake=self._wake.set)  # 4
         if self._suspended.is_set():  # `suspend` was called before the flow could be seen
             self._stop_flow()
             return

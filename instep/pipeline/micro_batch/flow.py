@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,12 @@ class MicroBatchEngine:
         self._spark, self._cluster, self._folder = spark, cluster, folder
 
     def start(
-        self, plan: TaskPlan, ledger: Mapping[int, Position], *, once: bool
+        self,
+        plan: TaskPlan,
+        ledger: Mapping[int, Position],
+        *,
+        once: bool,
+        wake: Callable[[], None],  # noqa: ARG002 - a query calls nobody
     ) -> MicroBatchFlow:
         """Start a query at the ledger's offsets."""
         running = query.start(
@@ -52,6 +57,8 @@ class MicroBatchEngine:
 
 class MicroBatchFlow:
     """One streaming query."""
+
+    poll_interval_s = 0.1
 
     def __init__(self, running: StreamingQuery, plan: TaskPlan, cluster: Cluster) -> None:
         self._query, self._plan, self._cluster = running, plan, cluster

@@ -24,9 +24,7 @@ class FlowPartitions:
     drops the repetition.
     """
 
-    def __init__(self, partitions: Iterable[int], *, together: bool) -> None:
-        """Take the partitions. With `together`, one task gets them all."""
-        self._together = together
+    def __init__(self, partitions: Iterable[int]) -> None:
         self._owners: dict[int, int | None] = dict.fromkeys(partitions)
         self._revoked: set[int] = set()
 
@@ -75,8 +73,6 @@ class FlowPartitions:
     def _wanted(self, tasks: Sequence[int], first: int) -> Mapping[int, int]:
         if not tasks:
             return {}
-        step = 0 if self._together else 1
         return {
-            partition: tasks[(first + partition * step) % len(tasks)]
-            for partition in sorted(self._owners)
+            partition: tasks[(first + partition) % len(tasks)] for partition in sorted(self._owners)
         }

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -87,12 +87,19 @@ class ResidentEngine:
         for thread in self._threads:
             thread.start()
 
-    def start(self, plan: TaskPlan, ledger: Mapping[int, Position], *, once: bool) -> ResidentFlow:
+    def start(
+        self,
+        plan: TaskPlan,
+        ledger: Mapping[int, Position],
+        *,
+        once: bool,
+        wake: Callable[[], None],
+    ) -> ResidentFlow:
         """Start a flow. Its tasks read the ledger themselves; here it names the partitions."""
         ends = None
         if once:
             ends = offsets.latest(self._cluster, plan.target.topic, list(ledger))
-        flow = ResidentFlow(self, plan, ledger, ends, next(self._numbers))
+        flow = ResidentFlow(self, plan, ledger, ends, next(self._numbers), wake)
         with self._lock:
             self._flows[flow.key] = flow
             self._balance()
@@ -220,6 +227,7 @@ class ResidentEngine:
         match message:
             case messages.Applied():
                 flow.reported.append(Report(message.counts, message.positions))
+                flow.wake()
             case messages.Revoked():
                 flow.partitions.release(task.number, message.partitions)
                 self._balance()
@@ -258,6 +266,7 @@ class ResidentEngine:
             return
         flow.error = error
         flow.active = False
+        flow.wake()
         flow.stopping = set(self._tasks)  # one that does not know the flow answers at once
         for number in flow.stopping:
             self._tasks[number].channel.send(messages.StopFlow(*flow.key))
@@ -319,6 +328,8 @@ class _Task:
 class ResidentFlow:
     """One pipeline in the resident tasks. Its state belongs to the engine, under its lock."""
 
+    poll_interval_s = 0.5
+
     def __init__(
         self,
         engine: ResidentEngine,
@@ -326,13 +337,13 @@ class ResidentFlow:
         partitions: Collection[int],
         ends: dict[int, int] | None,
         number: int,
+        wake: Callable[[], None],
     ) -> None:
-        self._engine = engine
+        self._engine, self.wake = engine, wake
         self.key: FlowKey = (plan.target.pipeline, plan.writer.epoch)
         self.number, self.ends = number, ends
         self.encoded_plan = messages.encode_plan(plan.target, plan.writer)
-        # SQLite has one writer at a time: tasks would only wait for each other.
-        self.partitions = FlowPartitions(partitions, together=plan.target.url.startswith("sqlite"))
+        self.partitions = FlowPartitions(partitions)
         self.active = True
         self.error: errors.InstepError | None = None
         self.reported: deque[Report] = deque()

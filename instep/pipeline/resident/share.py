@@ -41,6 +41,8 @@ from instep.pipeline.resident.messages import (
 
 WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
 REPORT_INTERVAL_S = 0.1
+# Of all partitions together. In a large batch, several events of a document become one write.
+READ_RECORDS_MAX = 200_000
 
 
 class Linger:
@@ -177,7 +179,7 @@ class PipelineShare(threading.Thread):
     def _cycle(self, follower: Follower) -> None:
         """Read what has arrived and apply it, one transaction for each partition."""
         wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
-        limit = min(BATCH_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
+        limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
         read = follower.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
         if read:
             self._probe(ProbeEvent(self._plan.target.pipeline, 0))
@@ -185,7 +187,9 @@ class PipelineShare(threading.Thread):
             same_topic = SameTopic(self._plan)
             began = time.monotonic()
             for partition, records in read.items():
-                self._apply(partition, records, same_topic)
+                for start in range(0, len(records), BATCH_RECORDS_MAX):
+                    batch = records[start : start + BATCH_RECORDS_MAX]
+                    self._apply(partition, batch, same_topic)
             self._linger.see(time.monotonic() - began)
         for partition, end in follower.ended.items():
             if end > self._read_to.get(partition, end):

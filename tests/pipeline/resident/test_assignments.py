@@ -22,8 +22,8 @@ STEPS = st.lists(
 class Cluster:
     """What tasks do with their orders: they read what was assigned, until they answer a revoke."""
 
-    def __init__(self, partitions: int, *, together: bool, first: int) -> None:
-        self.flow = FlowPartitions(range(partitions), together=together)
+    def __init__(self, partitions: int, first: int) -> None:
+        self.flow = FlowPartitions(range(partitions))
         self.partitions, self.first = partitions, first
         self.reads: dict[int, set[int]] = {}
         self.asked: dict[int, set[int]] = {}
@@ -60,11 +60,11 @@ class Cluster:
                 self.step("answer", task)
 
 
-@given(STEPS, st.integers(1, 12), st.booleans(), st.integers(0, 9))
+@given(STEPS, st.integers(1, 12), st.integers(0, 9))
 def test_every_partition_is_read_by_exactly_one_task(
-    steps: list[tuple[str, int]], partitions: int, together: bool, first: int
+    steps: list[tuple[str, int]], partitions: int, first: int
 ) -> None:
-    cluster = Cluster(partitions, together=together, first=first)
+    cluster = Cluster(partitions, first)
     for kind, number in steps:
         cluster.step(kind, number)
     cluster.settle()
@@ -73,21 +73,18 @@ def test_every_partition_is_read_by_exactly_one_task(
         assert shares == []
         return
     assert sorted(one for share in shares for one in share) == list(range(cluster.partitions))
-    if together:
-        assert len(shares) == 1
-    else:
-        sizes = [len(share) for share in cluster.reads.values()]
-        assert max(sizes) - min(sizes) <= 1
+    sizes = [len(share) for share in cluster.reads.values()]
+    assert max(sizes) - min(sizes) <= 1
     assert cluster.balance() == Moves({}, {})
 
 
 def test_pipelines_with_one_partition_use_different_tasks() -> None:
-    chosen = [FlowPartitions([0], together=False).balance([0, 1], first).assign for first in (0, 1)]
+    chosen = [FlowPartitions([0]).balance([0, 1], first).assign for first in (0, 1)]
     assert chosen == [{0: [0]}, {1: [0]}]
 
 
 def test_a_partition_that_is_finished_is_given_to_nobody() -> None:
-    flow = FlowPartitions([0, 1], together=False)
+    flow = FlowPartitions([0, 1])
     flow.balance([0], 0)
     flow.finish([0])
     assert not flow.is_finished()
