@@ -263,6 +263,15 @@ def _has_room_for_sockets(place: RunFolder) -> bool:
     return longest + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
 
 
+def with_slots_for_both(master: str) -> str:
+    """Give a local master twice the slots, so that resident tasks leave some to queries."""
+    local = re.fullmatch(r"local(?:\[([0-9*]+)(,.*)?\])?", master)
+    if not local:
+        return master
+    threads = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
+    return f"local[{2 * threads}{local[2] or ''}]"
+
+
 def retrying(master: str) -> str:
     """Make a local master retry failed tasks, as every other master does."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)

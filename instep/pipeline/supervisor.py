@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from instep import errors, settings
 from instep.document.showing import counted
 from instep.kafka import backlog, topics
@@ -60,7 +62,7 @@ def run(
     backlogs = _measure(chosen, cluster, observe([]).say)
     runners: list[Runner] = []
     server = MetricsServer(metrics_port, runners) if metrics_port is not None else None
-    opened = session.Session(declared.spark, files, verbose=verbose)
+    opened = session.Session(_spark_settings(declared, chosen), files, verbose=verbose)
     try:
         with _stop_signals(stop or Stop(exits=True)) as stopped:
             pool = _EnginePool(opened, cluster, chosen, backlogs)
@@ -95,6 +97,17 @@ def run(
     if failed is not None:
         raise failed
     return runners
+
+
+def _spark_settings(
+    declared: settings.Settings, chosen: dict[str, settings.Pipeline]
+) -> settings.Spark:
+    """Return the settings of Spark, with enough slots if the run has pipelines of both engines."""
+    if len({pipeline.engine for pipeline in chosen.values()}) == 1:
+        return declared.spark
+    return msgspec.structs.replace(
+        declared.spark, master=session.with_slots_for_both(declared.spark.master)
+    )
 
 
 def _measure(
