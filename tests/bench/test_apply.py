@@ -92,6 +92,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         documents=300,
         partitions=PARTITIONS,
         history=(True,),
+        engines=("resident",),
         stale=0.05,
         bad=0.01,
         rounds=1,
