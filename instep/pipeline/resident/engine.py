@@ -111,6 +111,8 @@ class ResidentEngine:
         with self._lock:
             for task in self._tasks.values():
                 task.channel.send(messages.End())
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait of the listening thread
         self._listener.close()
         self._job_thread.join(END_PATIENCE_S)
         if self._job_thread.is_alive():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from instep import errors, settings
+from instep.pipeline import failures
 from instep.pipeline.applier import TaskPlan
 from instep.pipeline.resident import channel
 from instep.pipeline.resident.messages import (
@@ -54,10 +55,12 @@ def serve(job: ResidentJob, numbers: Iterator[int]) -> None:
             driver = channel.connect(job.address, job.key, FROM_DRIVER)
         except channel.LOST as error:
             host, port = job.address
-            raise errors.InstepError(
-                f"a task cannot reach the driver at {host}:{port}: {error}",
-                "let executors connect to that port: set spark.driver.host and"
-                " spark.instep.port in [spark] conf to an address that they reach",
+            raise failures.TaskFailed(
+                errors.InstepError(
+                    f"a task cannot reach the driver at {host}:{port}: {error}",
+                    "let executors connect to that port: set spark.driver.host and"
+                    " spark.instep.port in [spark] conf to an address that they reach",
+                )
             ) from error
         ResidentTask(job, driver).run(number)
 
