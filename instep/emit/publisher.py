@@ -32,6 +32,7 @@ from instep import errors, settings
 from instep.document import event
 from instep.emit import deliveries, guarantees, outgoing, termination
 from instep.kafka import connection, faults, offsets, topics
+from instep.waiting import wait_until
 
 POLL_S = 0.05
 TOO_LARGE = (
@@ -39,8 +40,22 @@ TOO_LARGE = (
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE,
 )
+LEADERS_TIMEOUT_S = 5.0
 GIVEN_UP = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY)
 PUBLISH_AGAIN = "publish them again: a repeated event with the same version changes nothing"
+
+
+def _wait_for_leaders(cluster: connection.Cluster, topic: str, timeout_s: float) -> None:
+    """Wait until the leader of every partition answers; raise TopicMissing without a topic.
+
+    A broker accepts any first sequence number from a producer that it does not know. On a new
+    topic, a leader that refused the first batch for a moment would therefore take the second, and
+    then take the first, which is sent again, for a repetition: acknowledged and lost. A partition
+    that has no leader for longer refuses all batches alike, so it is not waited for.
+    """
+    partitions = topics.describe(cluster, topic).partitions
+    pairs = [(topic, partition) for partition in partitions]
+    wait_until(lambda: len(offsets.spans(cluster, pairs)) == len(pairs), timeout_s)
 
 
 class Publisher:
@@ -103,11 +118,7 @@ class Publisher:
             with connection.Cluster(
                 kafka, bootstrap, start_timeout_s, extra_config=guarantees.for_any_client(config)
             ) as cluster:
-                partitions = topics.describe(cluster, topic).partitions
-                # A broker accepts any first sequence number from a producer that it does not know.
-                # On a new topic, a leader that refused the first batch for a moment would
-                # therefore take the second before the first is retried: wait until leaders answer.
-                offsets.spans(cluster, [(topic, partition) for partition in partitions])
+                _wait_for_leaders(cluster, topic, min(start_timeout_s, LEADERS_TIMEOUT_S))
         except errors.InstepError:
             self._producer.close()
             raise

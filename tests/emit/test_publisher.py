@@ -62,6 +62,26 @@ def test_order_holds_from_the_first_record_of_a_new_topic(
     assert found == {document.encode(): [0, 1, 2, 3, 4] for document in documents}
 
 
+def test_a_publisher_waits_for_a_leader_that_does_not_answer_yet(
+    broker: Bootstrap, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hide the answer of one partition at first, as a broker does that is not its leader yet."""
+    spans = offsets.spans
+    answers: list[tuple[int, int]] = []
+
+    def late(cluster: connection.Cluster, pairs: Any) -> Any:
+        found = spans(cluster, pairs)
+        if len(answers) < 3:
+            found.popitem()
+        answers.append((len(found), len(pairs)))
+        return found
+
+    monkeypatch.setattr(offsets, "spans", late)
+    Publisher(broker.bootstrap, topic).close()
+    assert len(answers) == 4
+    assert answers[-1][0] == answers[-1][1]
+
+
 def test_waiting_returns_the_place_in_the_log(
     broker: Bootstrap, topic: str, read_all: Read
 ) -> None:
