@@ -167,14 +167,14 @@ def find_probe() -> Probe:
     return probe
 
 
-_clusters: dict[str, Cluster] = {}
+@functools.cache
+def _cluster(kafka: settings.Kafka, bootstrap: str) -> Cluster:
+    return Cluster(kafka, bootstrap, BROKER_PATIENCE_S)
 
 
 def cluster_of(plan: TaskPlan) -> Cluster:
     """Return the clients of this process; a worker process keeps them for its next tasks."""
-    if plan.bootstrap not in _clusters:
-        _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap, BROKER_PATIENCE_S)
-    return _clusters[plan.bootstrap]
+    return _cluster(plan.kafka, plan.bootstrap)
 
 
 def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:

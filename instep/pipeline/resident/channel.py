@@ -10,7 +10,7 @@ import multiprocessing
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Generic, TypeVar
 
@@ -65,15 +65,7 @@ def accept(
     accepted: socket.socket, key: bytes, incoming: msgspec.msgpack.Decoder[Incoming]
 ) -> Channel[Incoming]:
     """Return the channel to a client that knows the key; raise one of LOST otherwise."""
-    connection = _wrapped(accepted)
-    try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-    except BaseException:
-        connection.close()
-        raise
-    _set_timeouts(connection, receive_s=0)
-    return Channel(connection, incoming)
+    return _proven(_wrapped(accepted), key, incoming, (deliver_challenge, answer_challenge))
 
 
 def connect(
@@ -81,9 +73,19 @@ def connect(
 ) -> Channel[Incoming]:
     """Return a channel to the driver; raise one of LOST if it cannot be reached."""
     connection = _wrapped(socket.create_connection(address, HANDSHAKE_TIMEOUT_S))
+    return _proven(connection, key, incoming, (answer_challenge, deliver_challenge))
+
+
+def _proven(
+    connection: Connection,
+    key: bytes,
+    incoming: msgspec.msgpack.Decoder[Incoming],
+    steps: Sequence[Callable[[Connection, bytes], None]],
+) -> Channel[Incoming]:
+    """Let both ends prove that they know the key, in the order that the other end expects."""
     try:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
+        for step in steps:
+            step(connection, key)
     except BaseException:
         connection.close()
         raise
