@@ -173,18 +173,19 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
     first: dict[Document, tuple[int | None, Values]] = {}
     verdicts = [Verdict.APPLIED] * len(events)
     for number, event in enumerate(events):
-        document, values = event.document, event.values
+        document, order, values = event.document, event.order, event.values
         if values is None or event.refusal is not None or UNSET in values:
             return None
-        if document in latest:
-            before = latest[document]
-            first.setdefault(document, before)
+        before = latest.get(document)
+        if before is not None:
+            if document not in first:
+                first[document] = before
             if rules.ordered:
-                verdict = judge(event.order, before[0], rules.order_is_time)
+                verdict = judge(order, before[0], rules.order_is_time)
                 if verdict is not Verdict.APPLIED:
                     verdicts[number] = verdict
                     continue
-        latest[document] = (event.order, values)
+        latest[document] = (order, values)
     return Reduced(latest, first, verdicts)
 
 

@@ -137,38 +137,23 @@ class PlainReader:
             for place, use in enumerate(uses)
             if types.get(use.path[0]) is None
         ]
+        firsts = [use.path[0] for use in uses]
+        # Each name as it is written, and the place of the field in a row if it may be missing.
         self._names = [
-            (msgspec.json.encode(name), [use.path[0] for use in uses].index(name))
-            for name in fields
+            (
+                msgspec.json.encode(name),
+                firsts.index(name) if all(use.optional for use in of_one) else None,
+            )
+            for name, of_one in fields.items()
         ]
         self._bytes_max = bytes_max
 
     def read(self, records: Sequence[PlainRecord]) -> list[Row | None]:
         """Return a row of `uses` for each record, UNSET for missing fields; None if not plain."""
-        parse, pick, times, bounded, own = (
-            self._parse,
-            self._pick,
-            self._times,
-            self._bounded,
-            self._own,
-        )
-        rows: list[Row | None] = []
-        for record in records:
-            try:
-                # a delete has no value: parsing fails, as it is not plain
-                row = astuple(parse(record.value))  # type: ignore[arg-type]
-                for place in times:
-                    if getattr(row[place], "tzinfo", None) is not UTC:
-                        row = self._in_utc(row)
-                        break
-                if bounded:
-                    self._hold(row)
-                if own:
-                    row = (*row, *[get(record) for get in own])
-                row = pick(row)
-                rows.append(self._as_columns(row) if self._converted else row)
-            except Exception:  # noqa: BLE001 - the record is not plain, and is decoded by itself
-                rows.append(None)
+        try:
+            rows: list[Row | None] = [*self._read_alike(records)]
+        except Exception:  # noqa: BLE001 - one of them is not plain
+            rows = [self._read_alone(record) for record in records]
         found = [
             (record, row) for record, row in zip(records, rows, strict=True) if row is not None
         ]
@@ -178,6 +163,33 @@ class PlainReader:
             row if row is not None and self._is_plain(record) else None
             for record, row in zip(records, rows, strict=True)
         ]
+
+    def _read_alone(self, record: PlainRecord) -> Row | None:
+        try:
+            return self._read_alike([record])[0]
+        except Exception:  # noqa: BLE001 - the record is not plain, and is decoded by itself
+            return None
+
+    def _read_alike(self, records: Sequence[PlainRecord]) -> list[Row]:
+        """Return the rows of records, step by step for all of them; raise if one is not plain."""
+        parse = self._parse
+        # a delete has no value: parsing fails, as it is not plain
+        rows: list[Row] = [astuple(parse(record.value)) for record in records]  # type: ignore[arg-type]
+        in_utc = [
+            getattr(row[place], "tzinfo", None) is UTC for place in self._times for row in rows
+        ]
+        if not all(in_utc):
+            rows = list(map(self._in_utc, rows))
+        if self._bounded:
+            for row in rows:
+                self._hold(row)
+        if self._own:
+            rows = [
+                (*row, *[get(record) for get in self._own])
+                for record, row in zip(records, rows, strict=True)
+            ]
+        rows = list(map(self._pick, rows))
+        return list(map(self._as_columns, rows)) if self._converted else rows
 
     def _hold(self, row: Row) -> None:
         for place, low, high in self._bounded:
@@ -217,10 +229,11 @@ class PlainReader:
             return False
         # A record that has a field contains its name at least once. So if the name occurs as often
         # as records have the field, no record contains it twice.
-        return all(
-            text.count(name) == len(found) - sum(row[place] is UNSET for _, row in found)
-            for name, place in self._names
-        )
+        for name, place in self._names:
+            missing = 0 if place is None else sum([row[place] is UNSET for _, row in found])
+            if text.count(name) != len(found) - missing:
+                return False
+        return True
 
     def _is_plain(self, record: PlainRecord) -> bool:
         key, value = record.key, record.value
