@@ -48,6 +48,7 @@ class Connection(abc.ABC):
         # the largest record that the quarantine can keep, if the database has a limit
         self.record_bytes_max: int | None = None
         self._names = _QuotedNames(self.quoted)
+        self._statements: dict[str, str] = {}
         self._stage_columns = ""
         self._stage_is_used = False  # in the current transaction
 
@@ -83,6 +84,14 @@ class Connection(abc.ABC):
     @abc.abstractmethod
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
+
+    def execute_often(self, statement: str, parameters: Sequence[Any]) -> int:
+        """Run a statement that every transaction runs; a database may have a faster way."""
+        return self.execute(statement, parameters)
+
+    def select_often(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a query that every transaction runs; a database may have a faster way."""
+        return self.select(statement, parameters)
 
     @abc.abstractmethod
     def select_many(
@@ -222,7 +231,11 @@ class Connection(abc.ABC):
 
     def sql(self, statement: str) -> str:
         """Return a statement as the driver takes it: `?` is a value, `{name}` a quoted name."""
-        return statement.replace("?", self.placeholder).format_map(self._names)
+        ready = self._statements.get(statement)
+        if ready is None:
+            ready = statement.replace("?", self.placeholder).format_map(self._names)
+            self._statements[statement] = ready
+        return ready
 
     def placeholders(self, count: int) -> str:
         """Return a list of placeholders."""

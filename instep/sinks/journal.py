@@ -271,7 +271,9 @@ class Journal:
 
     def any_parked_or_deleted(self) -> tuple[bool, bool]:
         """Return whether any document is parked, and whether any deleted one is kept."""
-        [(parked, deleted)] = self._select(ANY_PARKED_OR_DELETED, self.pipeline)
+        [(parked, deleted)] = self.connection.select_often(
+            self.connection.sql(ANY_PARKED_OR_DELETED), (self.pipeline, self.pipeline)
+        )
         return bool(parked), bool(deleted)
 
     def any_deleted(self) -> bool:

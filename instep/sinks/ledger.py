@@ -77,7 +77,7 @@ class Ledger:
     def lock(self, partition: int) -> Position | None:
         """Return the row of a partition, locked until the transaction ends; None if it has none."""
         statement = self._connection.sql(SELECT_POSITIONS + " AND {partition} = ?")
-        rows = self._connection.select(
+        rows = self._connection.select_often(
             statement + self._connection.for_update, (*self._topic, partition)
         )
         return _position(rows[0]) if rows else None
@@ -99,17 +99,19 @@ class Ledger:
 
     def advance(self, before: Position, after: Position) -> None:
         """Advance a partition by compare-and-set; raise Fenced if another writer has moved it."""
-        changed = self._execute(
-            ADVANCE_POSITION,
-            after.next_offset,
-            after.epoch,
-            after.last_digest,
-            self._connection.bind_time(after.committed_at),
-            _encode_totals(after.totals),
-            *self._topic,
-            before.partition,
-            before.next_offset,
-            before.epoch,
+        changed = self._connection.execute_often(
+            self._connection.sql(ADVANCE_POSITION),
+            (
+                after.next_offset,
+                after.epoch,
+                after.last_digest,
+                self._connection.bind_time(after.committed_at),
+                _encode_totals(after.totals),
+                *self._topic,
+                before.partition,
+                before.next_offset,
+                before.epoch,
+            ),
         )
         if changed != 1:
             raise errors.Fenced(

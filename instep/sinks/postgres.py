@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +24,8 @@ from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, Targe
 try:
     import psycopg
     from psycopg.pq import TransactionStatus
+
+    from instep.sinks.postgres_prepared import PreparedStatements, UnknownType
 except ImportError:  # the extra is not installed
     raise no_driver("PostgreSQL", "postgres") from None
 
@@ -141,7 +144,7 @@ class PostgresConnection(Connection):
         self.driver = psycopg.connect(**arguments, autocommit=True)
         self.is_pooled = self.driver.info.backend_pid != self._server_pid()
         self.cursor = self.driver.cursor(binary=True)
-        self._plain_cursor = self.driver.cursor()
+        self._prepared = PreparedStatements(self.driver)
         stage = f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})"
         if self.is_pooled:
             self.driver.prepare_threshold = None
@@ -173,6 +176,9 @@ class PostgresConnection(Connection):
             "BEGIN", *self._local_settings, "SET CONSTRAINTS ALL IMMEDIATE", *self._local_stage
         )
 
+    def commit(self) -> None:
+        self._prepared.run(b"COMMIT")
+
     def begin_snapshot(self) -> None:
         self._run_all("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *self._local_settings)
 
@@ -185,6 +191,18 @@ class PostgresConnection(Connection):
             with self.snapshot():
                 return self._run(statement, parameters).fetchall()
         return self._run(statement, parameters).fetchall()
+
+    def execute_often(self, statement: str, parameters: Sequence[Any]) -> int:
+        if not self.is_pooled:
+            with suppress(UnknownType):
+                return self._prepared.execute(statement, parameters)
+        return self.execute(statement, parameters)
+
+    def select_often(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if not self.is_pooled:
+            with suppress(UnknownType):
+                return self._prepared.select(statement, parameters)
+        return self.select(statement, parameters)
 
     def select_many(
         self, statement: str, parameters: Sequence[Any], values: Sequence[Any]
@@ -245,7 +263,7 @@ class PostgresConnection(Connection):
 
     def _run_all(self, *statements: str) -> None:
         """Run statements without parameters in one round trip."""
-        self._plain_cursor.execute("; ".join(statements))
+        self._prepared.run("; ".join(statements).encode(self.driver.info.encoding))
 
     def _server_pid(self) -> int:
         """Return the process id of the server session.
@@ -374,7 +392,7 @@ class PostgresTargetTable(TargetTable):
             self.fill_stage(rows)
             return self.upsert_stage()
         arrays = list(map(list, zip(*self.flat(rows), strict=True)))
-        return self.connection.execute(self._upsert_arrays, arrays)
+        return self.connection.execute_often(self._upsert_arrays, arrays)
 
     def upsert_stage(self) -> int:
         return self.connection.execute(self._upsert_stage)
