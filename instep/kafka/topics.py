@@ -43,18 +43,15 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
     )
 
 
-def request_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
-    """Request the topic's id, and return a function that waits for the answer.
-
-    The function raises TopicMissing if the topic does not exist.
-    """
+def request_id(cluster: connection.Cluster, topic: str) -> str:
+    """Return the topic's id, as the client writes it; raise TopicMissing if there is no topic."""
     answer = cluster.admin.describe_topics(
         TopicCollection([topic]), request_timeout=cluster.timeout_s
     )[topic]
     operation = cluster.operation(
         f"ask for the id of topic {topic!r}", topic=topic, right="DESCRIBE"
     )
-    return lambda: str(cluster.wait(answer, operation).topic_id)
+    return str(cluster.wait(answer, operation).topic_id)
 
 
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 
 import msgspec
 
@@ -15,6 +15,7 @@ from instep import errors, settings, sinks
 from instep.document.decoding import Decoder, Record
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
+from instep.kafka.topic_identity import TopicIdentity
 from instep.pipeline import continuity
 from instep.pipeline.apply import transaction
 from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer, no_probe
@@ -49,6 +50,18 @@ class Applier:
         self._stopped = stopped or threading.Event()
         self._probe = find_probe()
         self._opened: tuple[Sink, Decoder] | None = None
+        self._identity: tuple[Writer, TopicIdentity] | None = None
+
+    def same_topic(self) -> SameTopic:
+        """Return the check that records which were read by now are of the ledger's topic."""
+        plan = self.plan
+        if self._identity is None or self._identity[0] != plan.writer:
+            self._close_identity()
+            self._identity = (
+                plan.writer,
+                TopicIdentity(plan.kafka, plan.bootstrap, plan.target.topic, plan.writer.topic_id),
+            )
+        return SameTopic(plan, self._identity[1])
 
     def apply(
         self,
@@ -69,7 +82,7 @@ class Applier:
             records,
             log_holds or functools.partial(_log_holds, plan),
             self._probe,
-            same_topic=same_topic or SameTopic(plan),
+            same_topic=same_topic or self.same_topic(),
             same_table=functools.partial(_refuse_changed, plan),
         )
         tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
@@ -97,10 +110,16 @@ class Applier:
             return sink.ledger.positions()
 
     def close(self) -> None:
-        """Close the connection. The next batch opens another."""
+        """Close the connections. The next batch opens others."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[0].close()
+        self._close_identity()
+
+    def _close_identity(self) -> None:
+        identity, self._identity = self._identity, None
+        if identity is not None:
+            identity[1].close()
 
     def _sink_and_decoder(self) -> tuple[Sink, Decoder]:
         if self._opened is None:
@@ -118,18 +137,18 @@ class SameTopic:
     that the broker's answer and the database's work overlap.
     """
 
-    def __init__(self, plan: TaskPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: TaskPlan, identity: TopicIdentity) -> None:
+        self._plan, self._identity = plan, identity
         self._confirmed = False
-        self._answer: Callable[[], str] | None = self._request_id()
+        identity.ask()
 
     def __call__(self) -> None:
         """Raise if the topic was replaced or deleted."""
+        self._confirmed = self._confirmed or self._identity.is_confirmed()
         if self._confirmed:
             return
-        answer, self._answer = self._answer or self._request_id(), None
         try:
-            topic_id = answer()
+            topic_id = self._request_id()
         except errors.TopicMissing:
             time.sleep(TOPIC_DOUBT_S)
             topic_id = self._request_again()
@@ -137,12 +156,12 @@ class SameTopic:
             raise continuity.replaced(self._plan.target.pipeline, self._plan.target.topic)
         self._confirmed = True
 
-    def _request_id(self) -> Callable[[], str]:
+    def _request_id(self) -> str:
         return topics.request_id(cluster_of(self._plan), self._plan.target.topic)
 
     def _request_again(self) -> str:
         try:
-            return self._request_id()()
+            return self._request_id()
         except errors.TopicMissing as error:
             raise continuity.gone(
                 self._plan.target.pipeline, self._plan.target.topic, ()
