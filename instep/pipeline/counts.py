@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from instep.document.guard import Verdict
+from instep.pipeline.apply import batch
 from instep.pipeline.apply.batch import BatchOutcome
 
 FRESHNESS_BOUNDS_S = (
@@ -50,3 +52,10 @@ def counts(outcome: BatchOutcome) -> dict[str, int]:
         sum(outcome.freshness_us),
     ]
     return dict(zip(NAMES, (*totals, *buckets), strict=True))
+
+
+def total(outcomes: Sequence[BatchOutcome]) -> dict[str, int]:
+    """Return the counts of several transactions together."""
+    if not outcomes:
+        return dict.fromkeys(NAMES, 0)
+    return counts(batch.merged(outcomes))

@@ -49,8 +49,8 @@ class Linger:
     """How long to wait for more records before a transaction.
 
     A transaction costs about the same for one record as for ten. The wait is a multiple of what the
-    last ones cost, so that they take a small share of the time while records arrive slowly, and
-    it never exceeds the setting.
+    last ones cost, so that they take a small share of the time, and it never exceeds the setting.
+    If records arrive so slowly that none is expected meanwhile, there is no wait.
     """
 
     SHARE = 0.1  # of the time that transactions take, as long as the setting allows it
@@ -59,14 +59,17 @@ class Linger:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._cost_s = 0.0
+        self._rate = 0.0  # records per second
 
     def wait_s(self) -> float:
         """Return the wait after the first record."""
-        return min(self._limit_s, self._cost_s / self.SHARE)
+        wait_s = min(self._limit_s, self._cost_s / self.SHARE)
+        return wait_s if self._rate * wait_s >= 1 else 0.0
 
-    def see(self, cost_s: float) -> None:
-        """Note what the transactions of one read cost."""
+    def see(self, records: int, elapsed_s: float, cost_s: float) -> None:
+        """Note how many records one read had, the time since the last, and what it cost."""
         self._cost_s += (cost_s - self._cost_s) * self.SMOOTHING
+        self._rate += (records / max(elapsed_s, 0.001) - self._rate) * self.SMOOTHING
 
 
 class PipelineShare(threading.Thread):
@@ -84,9 +87,10 @@ class PipelineShare(threading.Thread):
         self._ends: dict[int, int] | None = None
         # The offset after the last record of each partition that was read here.
         self._read_to: dict[int, int] = {}
-        self._counts = dict.fromkeys(counts.NAMES, 0)
+        self._outcomes: list[BatchOutcome] = []  # since the last report
         self._positions: dict[int, int] = {}
         self._report_due = 0.0
+        self._applied_at = time.monotonic()
 
     def order(self, order: Assign | Revoke) -> None:
         """Pass on an order of the driver."""
@@ -184,13 +188,13 @@ class PipelineShare(threading.Thread):
         if read:
             self._probe(ProbeEvent(self._plan.target.pipeline, 0))
             # Requested after all these records were read, so one answer serves them all.
-            same_topic = SameTopic(self._plan)
+            same_topic = self._applier.same_topic()
             began = time.monotonic()
             for partition, records in read.items():
                 for start in range(0, len(records), BATCH_RECORDS_MAX):
                     batch = records[start : start + BATCH_RECORDS_MAX]
                     self._apply(partition, batch, same_topic)
-            self._linger.see(time.monotonic() - began)
+            self._note_read(sum(map(len, read.values())), began)
         for partition, end in follower.ended.items():
             if end > self._read_to.get(partition, end):
                 self._positions[partition] = end
@@ -207,7 +211,12 @@ class PipelineShare(threading.Thread):
             log_holds=self._log_holds,
         )
         self._read_to[partition] = records[-1].offset + 1
-        self._count(outcome, partition)
+        self._outcomes.append(outcome)
+        self._positions[partition] = self._read_to[partition]
+
+    def _note_read(self, records: int, began: float) -> None:
+        before, self._applied_at = self._applied_at, time.monotonic()
+        self._linger.see(records, self._applied_at - before, self._applied_at - began)
 
     def _log_holds(self, partition: int, start: int, end: int) -> bool:
         """Return whether the log may have a committed record between two offsets.
@@ -235,13 +244,8 @@ class PipelineShare(threading.Thread):
 
     # --- reports ----------------------------------------------------------------------------------
 
-    def _count(self, outcome: BatchOutcome, partition: int) -> None:
-        for name, count in counts.counts(outcome).items():
-            self._counts[name] += count
-        self._positions[partition] = self._read_to[partition]
-
     def _report(self) -> None:
         if self._positions:
-            self._send(Applied(*self._key, self._counts, self._positions))
-            self._counts, self._positions = dict.fromkeys(counts.NAMES, 0), {}
+            self._send(Applied(*self._key, counts.total(self._outcomes), self._positions))
+            self._outcomes, self._positions = [], {}
             self._report_due = time.monotonic() + REPORT_INTERVAL_S
