@@ -7,7 +7,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 
 import msgspec
 
@@ -17,7 +17,7 @@ from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.topic_identity import TopicIdentity
 from instep.pipeline import continuity
-from instep.pipeline.apply import transaction
+from instep.pipeline.apply import together, transaction
 from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer, no_probe
 from instep.sinks import inspection
 from instep.sinks.sink import Sink
@@ -75,16 +75,7 @@ class Applier:
 
         A reader that knows more about the log than one batch shows passes its own checks.
         """
-        plan = self.plan
-        work = transaction.BatchTransaction(
-            plan.writer,
-            partition,
-            records,
-            log_holds or functools.partial(_log_holds, plan),
-            self._probe,
-            same_topic=same_topic or self.same_topic(),
-            same_table=functools.partial(_refuse_changed, plan),
-        )
+        work = self._batch(partition, records, same_topic or self.same_topic(), log_holds)
         tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
         while True:
             try:
@@ -102,6 +93,47 @@ class Applier:
                 raise
             self._stopped.wait(wait_s)
             wait_s = min(wait_s * 2, 1.0)
+
+    def apply_together(
+        self,
+        read: Mapping[int, Sequence[Record]],
+        *,
+        same_topic: transaction.Check,
+        log_holds: transaction.LogHolds,
+    ) -> dict[int, BatchOutcome] | None:
+        """Run one transaction for the records of several partitions.
+
+        Return None, with nothing applied, if each partition has to be applied alone.
+        """
+        batches = [
+            self._batch(partition, records, same_topic, log_holds)
+            for partition, records in sorted(read.items())
+        ]
+        try:
+            outcomes = together.apply(batches, *self._sink_and_decoder())
+        except errors.InstepError:  # the connection cannot be opened
+            return None
+        if outcomes is None:
+            return None
+        return {one.partition: outcome for one, outcome in zip(batches, outcomes, strict=True)}
+
+    def _batch(
+        self,
+        partition: int,
+        records: Sequence[Record],
+        same_topic: transaction.Check,
+        log_holds: transaction.LogHolds | None,
+    ) -> transaction.BatchTransaction:
+        plan = self.plan
+        return transaction.BatchTransaction(
+            plan.writer,
+            partition,
+            records,
+            log_holds or functools.partial(_log_holds, plan),
+            self._probe,
+            same_topic=same_topic,
+            same_table=functools.partial(_refuse_changed, plan),
+        )
 
     def positions(self) -> dict[int, Position]:
         """Return the ledger."""

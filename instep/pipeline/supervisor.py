@@ -32,7 +32,7 @@ from instep.terminal import Tone
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-TICK_INTERVAL_S = 0.1
+TICK_INTERVAL_S = 0.25
 KEEP_WARM_INTERVAL_S = 30.0
 END_WITHIN_S = 4.0
 MIRROR_PATIENCE_S = 1.0
@@ -145,7 +145,7 @@ def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
 
 
 class Observer(Protocol):
-    """Receives the course of a run: state changes, a tick ten times a second, and the end."""
+    """Receives the course of a run: state changes, a tick four times a second, and the end."""
 
     def say(self, text: str, tone: Tone = Tone.NONE, /) -> None: ...
 

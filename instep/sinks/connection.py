@@ -89,9 +89,22 @@ class Connection(abc.ABC):
         """Run a statement that every transaction runs; a database may have a faster way."""
         return self.execute(statement, parameters)
 
+    def execute_together(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[int]:
+        """Run several of them; return the number of rows that each changed."""
+        return [self.execute_often(*statement) for statement in statements]
+
     def select_often(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a query that every transaction runs; a database may have a faster way."""
         return self.select(statement, parameters)
+
+    def select_together(
+        self, queries: Sequence[tuple[str, Sequence[Any]]]
+    ) -> list[list[tuple[Any, ...]]]:
+        """Run queries that every transaction begins with; return the rows of each.
+
+        Each sees what was committed before it began, also if one before it waited for a lock.
+        """
+        return [self.select_often(*query) for query in queries]
 
     @abc.abstractmethod
     def select_many(

@@ -20,6 +20,7 @@ from instep.document.reasons import Reason
 from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
     DecisionRecord,
+    DocumentExceptions,
     HistoryEntry,
     ParkedHead,
     QuarantinedRecord,
@@ -269,12 +270,13 @@ class Journal:
 
     # --- deleted documents ---------------------------------------------------------------------
 
-    def any_parked_or_deleted(self) -> tuple[bool, bool]:
-        """Return whether any document is parked, and whether any deleted one is kept."""
-        [(parked, deleted)] = self.connection.select_often(
-            self.connection.sql(ANY_PARKED_OR_DELETED), (self.pipeline, self.pipeline)
-        )
-        return bool(parked), bool(deleted)
+    def exceptions_query(self) -> tuple[str, Sequence[Any]]:
+        """Return the query whether any document is parked, and whether any deleted one is kept."""
+        return self.connection.sql(ANY_PARKED_OR_DELETED), (self.pipeline, self.pipeline)
+
+    def exceptions(self) -> DocumentExceptions:
+        """Return whether any documents need more than the guard."""
+        return DocumentExceptions.of_rows(self.connection.select_often(*self.exceptions_query()))
 
     def any_deleted(self) -> bool:
         """Return whether the order value of any deleted document is kept."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,19 @@ class Action(StrEnum):
     SKIPPED = "skipped"
     REWOUND = "rewound"
     REPAIRED = "repaired"
+
+
+class DocumentExceptions(msgspec.Struct, frozen=True):
+    """Whether any document is parked, and whether the order value of any deleted one is kept."""
+
+    any_parked: bool
+    any_deleted: bool
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> DocumentExceptions:
+        """Return the answer of the database, which may have numbers for truth values."""
+        [(any_parked, any_deleted)] = rows
+        return cls(bool(any_parked), bool(any_deleted))
 
 
 class RecordPosition(msgspec.Struct, frozen=True, order=True):

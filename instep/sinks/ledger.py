@@ -6,7 +6,7 @@ rows. `instep_applied` keeps the ranges of offsets that were applied before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -70,17 +70,22 @@ class Ledger:
         locking = self._connection.for_update if lock else ""
         if locking and not wait:
             locking += " NOWAIT"
-        statement = self._connection.sql(SELECT_POSITIONS) + locking
-        rows = self._connection.select(statement, self._topic)
-        return {row[0]: _position(row) for row in rows}
+        # In this order, so that two transactions that lock several rows do not deadlock.
+        statement = self._connection.sql(SELECT_POSITIONS + " ORDER BY {partition}") + locking
+        return self.positions_of(self._connection.select(statement, self._topic))
 
-    def lock(self, partition: int) -> Position | None:
-        """Return the row of a partition, locked until the transaction ends; None if it has none."""
-        statement = self._connection.sql(SELECT_POSITIONS + " AND {partition} = ?")
-        rows = self._connection.select_often(
-            statement + self._connection.for_update, (*self._topic, partition)
+    def locking_query(self, partitions: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """Return the query for the rows of these partitions; it locks them."""
+        marks = ", ".join("?" * len(partitions))
+        query = f"{SELECT_POSITIONS} AND {{partition}} IN ({marks}) ORDER BY {{partition}}"
+        return (
+            self._connection.sql(query) + self._connection.for_update,
+            (*self._topic, *partitions),
         )
-        return _position(rows[0]) if rows else None
+
+    def positions_of(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, Position]:
+        """Return the rows of a query by partition."""
+        return {row[0]: _position(row) for row in rows}
 
     def create(self, position: Position) -> None:
         """Add the row of a partition that has none."""
@@ -97,28 +102,36 @@ class Ledger:
             position.next_offset,
         )
 
-    def advance(self, before: Position, after: Position) -> None:
-        """Advance a partition by compare-and-set; raise Fenced if another writer has moved it."""
-        changed = self._connection.execute_often(
-            self._connection.sql(ADVANCE_POSITION),
-            (
-                after.next_offset,
-                after.epoch,
-                after.last_digest,
-                self._connection.bind_time(after.committed_at),
-                _encode_totals(after.totals),
-                *self._topic,
-                before.partition,
-                before.next_offset,
-                before.epoch,
-            ),
+    def advance(self, moves: Sequence[tuple[Position, Position]]) -> None:
+        """Advance partitions by compare-and-set; raise Fenced if another writer has moved one."""
+        opened = self._connection
+        changed = opened.execute_together(
+            [
+                (
+                    opened.sql(ADVANCE_POSITION),
+                    (
+                        after.next_offset,
+                        after.epoch,
+                        after.last_digest,
+                        opened.bind_time(after.committed_at),
+                        _encode_totals(after.totals),
+                        *self._topic,
+                        before.partition,
+                        before.next_offset,
+                        before.epoch,
+                    ),
+                )
+                for before, after in moves
+            ]
         )
-        if changed != 1:
-            raise errors.Fenced(
-                f"another writer has moved the ledger of pipeline {self._topic[0]!r},"
-                f" partition {before.partition}",
-                "the other run continues, and nothing is lost; to take over from it: instep run",
-            )
+        for (before, _), rows in zip(moves, changed, strict=True):
+            if rows != 1:
+                raise errors.Fenced(
+                    f"another writer has moved the ledger of pipeline {self._topic[0]!r},"
+                    f" partition {before.partition}",
+                    "the other run continues, and nothing is lost; to take over from it:"
+                    " instep run",
+                )
 
     def update_totals(self, position: Position) -> None:
         """Write the totals of a partition that was advanced before its outcome was known."""

@@ -116,6 +116,9 @@ APPEND_TYPES = {
     "actor": "text",
 }
 
+# Deferred constraints are checked row by row, not at the commit.
+BEGIN = ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE")
+
 ARRAY_ROWS_MAX = 50  # for more rows, COPY costs less than the conversion of arrays
 
 # every transaction relies on these: times as text in one form, and a limit for lock waits
@@ -143,7 +146,8 @@ class PostgresConnection(Connection):
         # autocommit: the pipeline decides where transactions begin and end
         self.driver = psycopg.connect(**arguments, autocommit=True)
         self.is_pooled = self.driver.info.backend_pid != self._server_pid()
-        self.cursor = self.driver.cursor(binary=True)
+        self._cursor = self.driver.cursor(binary=True)
+        self._begins = False  # whether the transaction begins with the next statement
         self._prepared = PreparedStatements(self.driver)
         stage = f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})"
         if self.is_pooled:
@@ -169,22 +173,38 @@ class PostgresConnection(Connection):
     def translate(self, error: Exception) -> errors.InstepError | None:
         return translate(error, self.url)
 
+    @property
+    def cursor(self) -> psycopg.Cursor[Any]:
+        """Return the cursor, in the transaction if one has begun."""
+        self._begin_now()
+        return self._cursor
+
     def begin(self) -> None:
+        """Begin a transaction; on a direct connection, together with its first statements."""
         self._stage_is_used = False
-        # Deferred constraints are checked row by row, not at the commit. All in one round trip.
-        self._run_all(
-            "BEGIN", *self._local_settings, "SET CONSTRAINTS ALL IMMEDIATE", *self._local_stage
-        )
+        self._begins = True
+        if self.is_pooled:
+            self._begin_now()
+
+    def _begin_now(self) -> None:
+        if self._begins:
+            self._begins = False
+            self._run_all(*BEGIN[:1], *self._local_settings, *BEGIN[1:], *self._local_stage)
 
     def commit(self) -> None:
+        self._begin_now()
         self._prepared.run(b"COMMIT")
+
+    def rollback(self) -> None:
+        self._begins = False
+        self._prepared.run(b"ROLLBACK")
 
     def begin_snapshot(self) -> None:
         self._run_all("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *self._local_settings)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         self._run(statement, parameters)
-        return self.cursor.rowcount
+        return self._cursor.rowcount
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if self._lacks_settings:
@@ -192,13 +212,29 @@ class PostgresConnection(Connection):
                 return self._run(statement, parameters).fetchall()
         return self._run(statement, parameters).fetchall()
 
+    def select_together(
+        self, queries: Sequence[tuple[str, Sequence[Any]]]
+    ) -> list[list[tuple[Any, ...]]]:
+        if self.is_pooled or not self._begins:
+            return super().select_together(queries)
+        self._begins = False
+        return self._prepared.begin_and_select([text.encode() for text in BEGIN], queries)
+
     def execute_often(self, statement: str, parameters: Sequence[Any]) -> int:
+        self._begin_now()
         if not self.is_pooled:
             with suppress(UnknownType):
                 return self._prepared.execute(statement, parameters)
         return self.execute(statement, parameters)
 
+    def execute_together(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[int]:
+        if self.is_pooled or len(statements) < 2:
+            return super().execute_together(statements)
+        self._begin_now()
+        return self._prepared.execute_together(statements)
+
     def select_often(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        self._begin_now()
         if not self.is_pooled:
             with suppress(UnknownType):
                 return self._prepared.select(statement, parameters)

@@ -8,7 +8,8 @@ their parameters are of a few types: converted here, they cost a quarter of that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,6 @@ from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 
-OK = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 PLACEHOLDER = re.compile("%%|%s")
 
 
@@ -67,15 +67,57 @@ class PreparedStatements:
 
     def select(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        result = self._execute(statement, parameters)
-        self._results.set_pgresult(result)
-        return self._results.load_rows(0, result.ntuples, tuple)
+        return self._rows(self._execute(statement, parameters))
+
+    def begin_and_select(
+        self, scripts: Sequence[bytes], queries: Sequence[tuple[str, Sequence[Any]]]
+    ) -> list[list[tuple[Any, ...]]]:
+        """Run statements without parameters, then queries, in one round trip.
+
+        Return the rows of each query. Each statement sees what was committed before it began.
+        """
+        return [self._rows(result) for result in self._together(queries, scripts)[len(scripts) :]]
+
+    def execute_together(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[int]:
+        """Run statements in one round trip; return the number of rows that each changed."""
+        return [result.command_tuples or 0 for result in self._together(statements)]
+
+    def _together(
+        self, statements: Sequence[tuple[str, Sequence[Any]]], scripts: Sequence[bytes] = ()
+    ) -> list[Any]:
+        prepared = [self._ready(*statement) for statement in statements]
+        self._server.enter_pipeline_mode()
+        try:
+            for script in scripts:
+                self._server.send_query_params(script, None)
+            for one in prepared:
+                self._server.send_query_prepared(*one)
+            self._server.pipeline_sync()
+            results = self._connection.wait(self._answers(len(scripts) + len(prepared)))
+        finally:
+            # After an error of the connection itself there is nothing to leave.
+            with suppress(psycopg.OperationalError):
+                self._server.exit_pipeline_mode()
+        self._refuse_errors(results)
+        return results
+
+    def _answers(self, statements: int) -> Generator[Any, Any, list[Any]]:
+        """Send what waits, and return the result of each statement."""
+        yield from generators.send(self._server)
+        results = []
+        for _ in range(statements):
+            results += yield from generators.fetch_many(self._server)
+        yield from generators.fetch_many(self._server)  # the end of the pipeline
+        return results
 
     def _execute(self, statement: str, parameters: Sequence[Any]) -> Any:
-        values = [self._encoded(value) for value in parameters]
-        name = self._names.get(statement) or self._prepare(statement)
-        self._server.send_query_prepared(name, values)
+        self._server.send_query_prepared(*self._ready(statement, parameters))
         return self._result()
+
+    def _ready(self, statement: str, parameters: Sequence[Any]) -> tuple[bytes, list[bytes | None]]:
+        """Return the name of the prepared statement and its parameters as texts."""
+        values = [self._encoded(value) for value in parameters]
+        return self._names.get(statement) or self._prepare(statement), values
 
     def _prepare(self, statement: str) -> bytes:
         numbers = iter(range(1, statement.count("%s") + 1))
@@ -105,10 +147,17 @@ class PreparedStatements:
     def _result(self) -> Any:
         """Wait for the last result; raise the first error."""
         results = self._connection.wait(generators.execute(self._server))
-        for result in results:
-            if result.status not in OK:
-                raise psycopg.errors.error_from_result(result, self._encoding)
+        self._refuse_errors(results)
         return results[-1]
+
+    def _refuse_errors(self, results: Iterable[Any]) -> None:
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise psycopg.errors.error_from_result(result, self._encoding)
+
+    def _rows(self, result: Any) -> list[tuple[Any, ...]]:
+        self._results.set_pgresult(result)
+        return self._results.load_rows(0, result.ntuples, tuple)
 
 
 def _array(values: Iterable[Any]) -> str:

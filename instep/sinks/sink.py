@@ -5,7 +5,7 @@ A sink runs inside the caller's transaction; see `pipeline/apply` for the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import sqlalchemy as sa
@@ -13,7 +13,9 @@ import sqlalchemy as sa
 from instep.document import guard
 from instep.document.guard import Document, Stored
 from instep.sinks.journal import WRITTEN_TABLES, Journal
+from instep.sinks.journal_entries import DocumentExceptions
 from instep.sinks.ledger import Ledger
+from instep.sinks.target import Position
 from instep.sinks.target_table import TargetTable
 
 
@@ -58,6 +60,16 @@ class Sink:
     def translated(self) -> AbstractContextManager[None]:
         """Raise the driver's errors as ours."""
         return self.connection.translated()
+
+    def lock(self, partitions: Sequence[int]) -> tuple[dict[int, Position], DocumentExceptions]:
+        """Lock the ledger's rows of these partitions until the transaction ends.
+
+        Return the rows, and which exceptions there are now.
+        """
+        positions, exceptions = self.connection.select_together(
+            [self.ledger.locking_query(partitions), self.journal.exceptions_query()]
+        )
+        return self.ledger.positions_of(positions), DocumentExceptions.of_rows(exceptions)
 
     def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
         """Return what is known of these documents: rows of the table, and earlier deletes."""

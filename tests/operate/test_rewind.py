@@ -102,7 +102,7 @@ def test_invalid_rewinds_are_refused(
     prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart())
     before = sink.ledger.positions()[0]
     with sink.transaction():
-        sink.ledger.advance(before, msgspec.structs.replace(before, next_offset=6))
+        sink.ledger.advance([(before, msgspec.structs.replace(before, next_offset=6))])
     with pytest.raises(errors.SettingsError, match="has moved since the plan"):
         rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
     assert sink.ledger.positions()[0].next_offset == 6
@@ -190,9 +190,8 @@ def test_only_applied_events_count_as_applied(
     def advance(to: int) -> None:
         before = sink.ledger.positions()[0]
         with sink.transaction():
-            sink.ledger.advance(
-                before, msgspec.structs.replace(before, next_offset=to, last_digest=None)
-            )
+            after = msgspec.structs.replace(before, next_offset=to, last_digest=None)
+            sink.ledger.advance([(before, after)])
 
     move(0)
     assert sink.ledger.applied_ranges() == {}, "it began at 5, and has applied nothing"

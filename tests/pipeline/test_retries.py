@@ -263,7 +263,7 @@ def test_a_retry_does_not_wait_for_a_task(
     insert(url, "a")
     with retrying(url, missing="park") as trying:
         with sink.transaction():
-            sink.ledger.lock(1)
+            sink.lock([1])
             assert trying.round(now()) == 1
             assert len(parked(url)) == 1
         assert trying.round(now(2)) == 1

@@ -75,6 +75,21 @@ def test_the_number_of_changed_rows_is_returned(
     assert prepared.execute("UPDATE numbers SET n = n WHERE n > %s", [5]) == 0
 
 
+def test_several_statements_run_in_one_round_trip(prepared: PreparedStatements) -> None:
+    rows = prepared.begin_and_select(
+        [b"BEGIN", b"SET LOCAL lock_timeout = '7s'"],
+        [("SELECT current_setting('lock_timeout') || %s", ["!"]), ("SELECT %s::int8", [5])],
+    )
+    assert rows == [[("7s!",)], [(5,)]]
+    prepared.run(b"CREATE TEMPORARY TABLE counters (n int8) ON COMMIT DROP")
+    insert = "INSERT INTO counters SELECT * FROM unnest(%s::int8[])"
+    assert prepared.execute_together([(insert, [[1, 2]]), (insert, [[3]])]) == [2, 1]
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        prepared.execute_together([(insert, [[4]]), ("SELECT 1 / %s::int8", [0]), (insert, [[5]])])
+    prepared.run(b"ROLLBACK")
+    assert prepared.select("SELECT %s::int8", [6]) == [(6,)]
+
+
 def test_other_types_are_left_to_a_cursor(prepared: PreparedStatements) -> None:
     for value in (b"bytes", Decimal(1), UUID(int=1), date(2026, 1, 1), [b"bytes"]):
         with pytest.raises(UnknownType):
@@ -99,6 +114,6 @@ def test_the_servers_last_error_is_reported_before_the_lost_connection(postgres:
         with psycopg.connect(postgres.url, autocommit=True) as other:
             other.execute("SELECT pg_terminate_backend(%s)", (pid,))
         with pytest.raises(psycopg.errors.AdminShutdown):
-            lost.select("SELECT %s", ["x"])
+            lost.run(b"SELECT 1")
         with pytest.raises(psycopg.OperationalError):
             lost.select("SELECT %s", ["x"])

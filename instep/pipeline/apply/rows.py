@@ -13,6 +13,7 @@ from instep.document.decoding import Event
 from instep.document.guard import Document, Parked, Verdict
 from instep.pipeline.apply import fast, slow
 from instep.pipeline.apply.fast import AtStep
+from instep.sinks.journal_entries import DocumentExceptions
 from instep.sinks.sink import Sink
 
 
@@ -25,6 +26,7 @@ def write(
     already_applied: Collection[int] = (),
     at_step: AtStep = lambda _: None,
     stage_first: bool = False,
+    exceptions: DocumentExceptions | None = None,
 ) -> tuple[list[Verdict], list[Parked]]:
     """Write the events and return the verdict on each, and the events that have to wait.
 
@@ -32,20 +34,21 @@ def write(
     without, the first refused row raises. `parked` are the documents that are parked already;
     by default the sink is asked. `already_applied` are the offsets of events that were let through
     before the ledger was moved back: no transition is checked again, and only the table can park
-    them. `stage_first` is for a transaction that is repeated after `fast.LateRows`.
+    them. `stage_first` is for a transaction that is repeated after `fast.LateRows`. `exceptions`
+    is what the transaction has read of them already.
     """
     if not events:
         return [], []
     any_deleted = True
     if parked is None:
-        any_parked, any_deleted = sink.journal.any_parked_or_deleted()
+        exceptions = exceptions or sink.journal.exceptions()
+        any_deleted = exceptions.any_deleted
         parked = set()
-        if any_parked:
+        if exceptions.any_parked:
             parked = sink.journal.parked_among(event.document for event in events)
-    needs_slow_path = isolate_failures or parked or already_applied
-    if not needs_slow_path and sink.table.may_upsert:
-        verdicts = fast.write(
-            sink, events, at_step, any_deleted=any_deleted, stage_first=stage_first
+    if not (isolate_failures or parked or already_applied):
+        verdicts = write_fast(
+            sink, events, any_deleted=any_deleted, at_step=at_step, stage_first=stage_first
         )
         if verdicts is not None:
             return verdicts, []
@@ -57,3 +60,22 @@ def write(
         already_applied=already_applied,
         at_step=at_step,
     )
+
+
+def write_fast(
+    sink: Sink,
+    events: Sequence[Event],
+    *,
+    any_deleted: bool,
+    at_step: AtStep,
+    stage_first: bool = False,
+) -> list[Verdict] | None:
+    """Write events of documents that are not parked, and return the verdict on each.
+
+    Return None, with nothing written, if they need the slow path.
+    """
+    if not events:
+        return []
+    if not sink.table.may_upsert:
+        return None
+    return fast.write(sink, events, at_step, any_deleted=any_deleted, stage_first=stage_first)

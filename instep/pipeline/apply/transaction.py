@@ -15,6 +15,8 @@ transaction:
    compare-and-set.
 8. Commit. On any error everything is rolled back, and the caller retries by the error's type.
 
+The few records that several partitions have at low rates share a transaction: `together.py`.
+
 A commit whose answer was lost needs no special case: the next attempt finds the ledger advanced or
 not, and step 2 does the rest.
 
@@ -38,7 +40,7 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
 from instep.pipeline.apply import batch, fast, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
-from instep.sinks.journal_entries import RecordPosition
+from instep.sinks.journal_entries import DocumentExceptions, RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -75,6 +77,18 @@ def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
         "the newer run continues, and nothing is lost;"
         f" to take over from it: instep run {shlex.quote(pipeline)}",
     )
+
+
+class TakenRecords(msgspec.Struct, frozen=True, gc=False):
+    """Records that are applied now, and what was decoded from them.
+
+    `reapplied` has the offsets of those that were applied before the ledger was moved back.
+    """
+
+    fresh: Sequence[Record]
+    reapplied: set[int]
+    events: list[Event]
+    dead: list[DeadLetter]
 
 
 class BatchTransaction:
@@ -114,10 +128,8 @@ class BatchTransaction:
 
     def apply(self, sink: Sink, decoder: Decoder) -> BatchOutcome:
         """Apply the records under the pipeline's guarantee."""
-        self.sink = sink
         while self._parts:
-            self.part = self._parts[0]
-            self._decode(decoder)
+            self.begin(sink, decoder)
             result = self._apply_part()
             if isinstance(result, BatchOutcome):
                 self._outcomes.append(result)
@@ -127,6 +139,11 @@ class BatchTransaction:
             else:
                 self._parts[:1] = result
         return batch.merged(self._outcomes)
+
+    def begin(self, sink: Sink, decoder: Decoder) -> None:
+        """Take the first part, decoded."""
+        self.sink, self.part = sink, self._parts[0]
+        self._decode(decoder)
 
     def _expect_more_refusals(self) -> None:
         """Let the next part isolate failures at once: refused rows rarely come alone."""
@@ -197,21 +214,22 @@ class BatchTransaction:
         guarantee = self.sink.target.guarantee
         if guarantee == "exactly-once" or (guarantee == "at-least-once" and self._has_delete()):
             with self.sink.transaction():
-                before = self._lock()  # 1
-                outcome = self._write(before, isolate_failures)  # 2-6
-                self._same_topic()
+                before, exceptions = self._lock()  # 1
+                outcome = self._write(before, isolate_failures, exceptions)  # 2-6
+                self.check_topic()
                 self._advance(before, outcome)  # 7
-                self._at(8)
+                self.at(8)
         elif guarantee == "at-least-once":
             with self.sink.transaction():
-                outcome = self._write(self._lock(), isolate_failures)
-                self._same_topic()
-            self._at(7)
+                before, exceptions = self._lock()
+                outcome = self._write(before, isolate_failures, exceptions)
+                self.check_topic()
+            self.at(7)
             with self.sink.transaction():
-                self._advance(self._lock(), outcome)
+                self._advance(self._lock()[0], outcome)
         else:
             outcome = self._write_at_most_once(self._claim(), isolate_failures)
-        self._at(9)
+        self.at(9)
         return outcome
 
     def _has_delete(self) -> bool:
@@ -221,11 +239,11 @@ class BatchTransaction:
         """Advance the ledger before the rows are written; return where it stood."""
         if self.part.claimed is None:
             with self.sink.transaction():
-                before = self._lock()
-                self._same_topic()
+                before, _ = self._lock()
+                self.check_topic()
                 self._advance(before)
             self.part.claimed = before
-        self._at(7)
+        self.at(7)
         return self.part.claimed
 
     def _write_at_most_once(self, claimed: Position, isolate_failures: bool) -> BatchOutcome:
@@ -244,10 +262,15 @@ class BatchTransaction:
             self.part.lost = True
             raise
 
-    def _lock(self) -> Position:
+    def check_topic(self) -> None:
+        """Raise if the records are not of the topic that the writer knows."""
+        self._same_topic()
+
+    def _lock(self) -> tuple[Position, DocumentExceptions]:
         """Step 1. A partition that was added after the start has no row yet: it begins at 0."""
-        self._at(1)
-        position = self.sink.ledger.lock(self.partition)
+        self.at(1)
+        positions, exceptions = self.sink.lock([self.partition])
+        position = positions.get(self.partition)
         if position is None:
             # A newer run may have raised the epoch of the other rows before this one existed.
             rows_of_others = self.sink.ledger.positions(lock=True).values()
@@ -255,9 +278,13 @@ class BatchTransaction:
             writer = self.writer
             position = Position(self.partition, 0, writer.epoch, writer.cluster_id, writer.topic_id)
             self.sink.ledger.create(position)
+        self.check_position(position)
+        return position, exceptions
+
+    def check_position(self, position: Position) -> None:
+        """Raise if a newer run has fenced this one, or if the ledger was moved."""
         self._refuse_newer(position.epoch)
         self._refuse_moved(position)
-        return position
 
     def _refuse_newer(self, epoch: int) -> None:
         if epoch > self.writer.epoch:
@@ -280,37 +307,69 @@ class BatchTransaction:
                 f" was moved to {position.next_offset}"
             )
 
-    def _write(self, before: Position, isolate_failures: bool) -> BatchOutcome:
+    def _write(
+        self,
+        before: Position,
+        isolate_failures: bool,
+        exceptions: DocumentExceptions | None = None,
+    ) -> BatchOutcome:
         """Do steps 2 to 6."""
-        sink = self.sink
-        self._at(2)
-        fresh = [record for record in self.part.records if record.offset >= before.next_offset]
+        taken = self.take(before)
+        self.at(4)
+        return self.write(taken, isolate_failures=isolate_failures, exceptions=exceptions)
+
+    def write(
+        self,
+        taken: TakenRecords,
+        *,
+        isolate_failures: bool = False,
+        exceptions: DocumentExceptions | None = None,
+    ) -> BatchOutcome:
+        """Do steps 4 to 6."""
+        verdicts, parked = rows.write(
+            self.sink,
+            taken.events,
+            isolate_failures=isolate_failures,
+            already_applied=taken.reapplied,
+            at_step=self.at,
+            stage_first=self.part.stage_first,
+            exceptions=exceptions,
+        )
+        return self.keep(taken, verdicts, parked, isolate_failures=isolate_failures)
+
+    def take(self, before: Position) -> TakenRecords:
+        """Do steps 2 and 3: return the records that are not applied yet, and what they hold."""
+        self.at(2)
+        fresh = self.part.records
+        if fresh[0].offset < before.next_offset:
+            fresh = [record for record in fresh if record.offset >= before.next_offset]
         reapplied = self.writer.already_applied(self.partition, fresh)
         if reapplied:
             # What is in quarantine, or was skipped or dropped, stays so.
-            kept = sink.journal.unapplied_in_range(
+            kept = self.sink.journal.unapplied_in_range(
                 self.partition, min(reapplied), max(reapplied) + 1
             )
             fresh = [record for record in fresh if record.offset not in kept]
-        self._at(3)
-        events, dead = self._events_of(fresh, reapplied)
-        self._at(4)
-        verdicts, parked = rows.write(
-            sink,
-            events,
-            isolate_failures=isolate_failures,
-            already_applied=reapplied,
-            at_step=self._at,
-            stage_first=self.part.stage_first,
-        )
-        now = datetime.now(UTC)
-        if sink.target.history and events:
-            skip_known = isolate_failures or bool(reapplied)
+        self.at(3)
+        return TakenRecords(fresh, reapplied, *self._events_of(fresh, reapplied))
+
+    def keep(
+        self,
+        taken: TakenRecords,
+        verdicts: Sequence[Verdict],
+        parked: Sequence[Parked] = (),
+        *,
+        isolate_failures: bool = False,
+    ) -> BatchOutcome:
+        """Do the rest of step 6: add to the journal what became of the records."""
+        sink, now = self.sink, datetime.now(UTC)
+        if sink.target.history and taken.events:
+            skip_known = isolate_failures or bool(taken.reapplied)
             sink.journal.add_history(
-                self.partition, events, verdicts, now, skip_existing=skip_known
+                self.partition, taken.events, verdicts, now, skip_existing=skip_known
             )
-        self._keep_quarantine(fresh, dead, parked, now, isolate_failures)
-        return self._outcome(len(fresh), events, verdicts, len(dead), now)
+        self._keep_quarantine(taken.fresh, taken.dead, parked, now, isolate_failures)
+        return self._outcome(len(taken.fresh), taken.events, verdicts, len(taken.dead), now)
 
     def _events_of(
         self, fresh: Sequence[Record], reapplied: set[int]
@@ -370,11 +429,17 @@ class BatchTransaction:
     def _advance(self, before: Position, outcome: BatchOutcome | None = None) -> None:
         """Step 7. The outcome is not known yet if the ledger is advanced first."""
         if self.sink.target.guarantee == "exactly-once":
-            self._at(7)
+            self.at(7)
+        after = self.next_position(before, outcome)
+        if after is not None:
+            self.sink.ledger.advance([(before, after)])
+
+    def next_position(self, before: Position, outcome: BatchOutcome | None) -> Position | None:
+        """Return the ledger's row behind these records; None if all were applied before."""
         last = self.part.records[-1]
         if last.offset < before.next_offset:
-            return  # all of it was applied before: the ledger must not go back
-        after = msgspec.structs.replace(
+            return None  # the ledger must not go back
+        return msgspec.structs.replace(
             before,
             next_offset=last.offset + 1,
             epoch=self.writer.epoch,
@@ -382,7 +447,6 @@ class BatchTransaction:
             committed_at=datetime.now(UTC),
             totals=_totals_with(before, outcome) if outcome else before.totals,
         )
-        self.sink.ledger.advance(before, after)
 
     def _outcome(
         self,
@@ -401,7 +465,8 @@ class BatchTransaction:
         ]
         return BatchOutcome(self.partition, count, counts, dead, ages)
 
-    def _at(self, step: int) -> None:
+    def at(self, step: int) -> None:
+        """Report a step to the probe."""
         if self._probe is not batch.no_probe:
             first, last = self.part.records[0].offset, self.part.records[-1].offset
             pipeline = self.sink.target.pipeline

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from instep import errors
 from instep.document.decoding import Record
@@ -21,7 +21,6 @@ from instep.pipeline.applier import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
     Applier,
-    SameTopic,
     TaskPlan,
     cluster_of,
     find_probe,
@@ -40,9 +39,12 @@ from instep.pipeline.resident.messages import (
 )
 
 WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
-REPORT_INTERVAL_S = 0.1
+REPORT_INTERVAL_S = 0.25
 # Of all partitions together. In a large batch, several events of a document become one write.
 READ_RECORDS_MAX = 200_000
+# Up to this number, the records of several partitions are applied in one transaction. With more,
+# the rows cost more than the transactions.
+TOGETHER_RECORDS_MAX = 1_000
 
 
 class Linger:
@@ -181,19 +183,14 @@ class PipelineShare(threading.Thread):
     # --- records ----------------------------------------------------------------------------------
 
     def _cycle(self, follower: Follower) -> None:
-        """Read what has arrived and apply it, one transaction for each partition."""
+        """Read what has arrived and apply it."""
         wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
         limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
         read = follower.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
         if read:
             self._probe(ProbeEvent(self._plan.target.pipeline, 0))
-            # Requested after all these records were read, so one answer serves them all.
-            same_topic = self._applier.same_topic()
             began = time.monotonic()
-            for partition, records in read.items():
-                for start in range(0, len(records), BATCH_RECORDS_MAX):
-                    batch = records[start : start + BATCH_RECORDS_MAX]
-                    self._apply(partition, batch, same_topic)
+            self._apply(read)
             self._note_read(sum(map(len, read.values())), began)
         for partition, end in follower.ended.items():
             if end > self._read_to.get(partition, end):
@@ -203,16 +200,32 @@ class PipelineShare(threading.Thread):
         if time.monotonic() >= self._report_due:
             self._report()
 
-    def _apply(self, partition: int, records: list[Record], same_topic: SameTopic) -> None:
-        outcome = self._applier.apply(
-            partition,
-            records,
-            same_topic=same_topic,
-            log_holds=self._log_holds,
-        )
-        self._read_to[partition] = records[-1].offset + 1
+    def _apply(self, read: Mapping[int, list[Record]]) -> None:
+        """Apply what was read: a few records in one transaction, more in one per partition."""
+        # Requested after all these records were read, so one answer serves them all.
+        same_topic = self._applier.same_topic()
+        few = len(read) > 1 and sum(map(len, read.values())) <= TOGETHER_RECORDS_MAX
+        if few and (
+            outcomes := self._applier.apply_together(
+                read, same_topic=same_topic, log_holds=self._log_holds
+            )
+        ):
+            for partition, outcome in outcomes.items():
+                self._note_applied(partition, read[partition], outcome)
+            return
+        for partition, records in read.items():
+            for start in range(0, len(records), BATCH_RECORDS_MAX):
+                batch = records[start : start + BATCH_RECORDS_MAX]
+                outcome = self._applier.apply(
+                    partition, batch, same_topic=same_topic, log_holds=self._log_holds
+                )
+                self._note_applied(partition, batch, outcome)
+
+    def _note_applied(
+        self, partition: int, records: Sequence[Record], outcome: BatchOutcome
+    ) -> None:
+        self._read_to[partition] = self._positions[partition] = records[-1].offset + 1
         self._outcomes.append(outcome)
-        self._positions[partition] = self._read_to[partition]
 
     def _note_read(self, records: int, began: float) -> None:
         before, self._applied_at = self._applied_at, time.monotonic()
