@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,30 +124,55 @@ class TargetDatabase:
 
         `url` is another address of this database, for example that of a proxy.
         """
-        name = f"bench-{uuid.uuid4().hex[:8]}"
-        config = self._folder / f"{name}.toml"
-        pipeline: dict[str, Any] = {
-            "topic": topic,
+        [declared] = self.declare_together(
+            bootstrap,
+            [topic],
+            engine=engine,
+            history=history,
+            spark=spark,
+            batch_rows_max=batch_rows_max,
+            url=url,
+        )
+        return declared
+
+    def declare_together(
+        self,
+        bootstrap: str,
+        topics: Sequence[str],
+        *,
+        engine: settings.EngineName = "resident",
+        history: bool = False,
+        spark: settings.Spark | None = None,
+        batch_rows_max: int | None = None,
+        url: str | None = None,
+    ) -> list[BenchPipeline]:
+        """Declare a new pipeline for each topic, all in one settings file for one run."""
+        options: dict[str, Any] = {
             "engine": engine,
             "target": url or self.url,
-            "table": name.replace("-", "_"),
             "key": KEY,
             "history": history,
             "event": EVENT,
             "columns": COLUMNS,
         }
         if batch_rows_max:
-            pipeline["batch_rows_max"] = batch_rows_max
+            options["batch_rows_max"] = batch_rows_max
+        topic_of = {f"bench-{uuid.uuid4().hex[:8]}": topic for topic in topics}
         spark = spark or settings.Spark()
         tree = {
             "kafka": {"bootstrap": bootstrap},
             "spark": {"master": spark.master, "memory": spark.memory, "conf": spark.conf},
-            "pipelines": {name: pipeline},
+            "pipelines": {
+                name: {"topic": topic, "table": name.replace("-", "_"), **options}
+                for name, topic in topic_of.items()
+            },
         }
+        config = self._folder / f"{next(iter(topic_of))}.toml"
         config.write_text(tomli_w.dumps(tree), encoding="utf-8")
-        declared = BenchPipeline(name, config, self)
-        self._declared.append(declared)
-        declared.empty()
+        declared = [BenchPipeline(name, config, self) for name in topic_of]
+        self._declared += declared
+        for one in declared:
+            one.empty()
         return declared
 
     def empty(self, name: str, pipeline: settings.Pipeline) -> None:

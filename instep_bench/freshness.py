@@ -14,8 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from instep import errors, settings
-from instep_bench import bench_servers, freshness_report, latency_join, load, machine
-from instep_bench.monitored_pipeline import MonitoredPipeline
+from instep_bench import bench_servers, freshness_report, latency_join, machine, row_check
+from instep_bench.monitored_run import MonitoredRun
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
 from instep_bench.sender import EventSource, Leg, Sender
@@ -62,11 +62,11 @@ def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
         others = {"broker": servers.broker_pids, "database": database.pids}
         with (
             Sender(source) as sender,
-            MonitoredPipeline(declared, servers.folder, others) as pipeline,
+            MonitoredRun([declared], servers.folder, others) as monitored,
         ):
-            bench = _Bench(options, servers, sender, pipeline, say)
+            bench = _Bench(options, servers, declared, sender, monitored, say)
             measurements = bench.measure()
-        _refuse_differences(declared, bench.next, options)
+        row_check.refuse_differences(declared, bench.next, options.documents)
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
     return recorder.close(
         options,
@@ -101,35 +101,38 @@ class _Bench:
         self,
         options: FreshnessOptions,
         servers: bench_servers.BenchServers,
+        declared: bench_servers.BenchPipeline,
         sender: Sender,
-        pipeline: MonitoredPipeline,
+        monitored: MonitoredRun,
         say: Say,
     ) -> None:
         self._options, self._servers, self._say = options, servers, say
-        self._sender, self._pipeline = sender, pipeline
+        self._declared, self._sender, self._run = declared, sender, monitored
         self.next = 0  # the number of the next event
 
     def measure(self) -> freshness_report.FreshnessRun:
         options = self._options
         self._sender.send(self._leg(FIRST_EVENTS, WARM_UP_RATE_MAX))
         self._say("starting the pipeline")
-        starts = {"fresh": self._pipeline.start()}
+        starts = {"fresh": self._run.start()}
         if options.warm_up_s:
             rate = min(max(options.rates), WARM_UP_RATE_MAX)
             self._say(f"warming up: {options.warm_up_s:g} s at {rate:,} events/s")
-            self._pipeline.timings(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
+            self._run.timings(
+                self._declared, self._sender.send(self._leg(options.warm_up_s * rate, rate))
+            )
         loads = [self._load(rate) for rate in options.rates]
         idle = None
         if options.idle_s:
             idle = self._idle()
         faults = [self._fault(name, fault, starts) for name, fault in self._faults().items()]
-        self._pipeline.stop()
+        self._run.stop()
         return freshness_report.FreshnessRun(
             starts_s=starts,
             loads=loads,
             idle=idle,
             faults=faults,
-            memory=self._pipeline.memory,
+            memory=self._run.memory,
             own_broker=not options.bootstrap,
         )
 
@@ -142,9 +145,9 @@ class _Bench:
         """Measure one rate. Events that are sent while the load settles are not counted."""
         seconds, settle_s = self._options.seconds, min(SETTLE_S_MAX, self._options.warm_up_s)
         self._say(f"{rate:,} events/s for {seconds:g} s")
-        with self._pipeline.metered() as used:
+        with self._run.metered() as used:
             sent = self._sender.send(self._leg((settle_s + seconds) * rate, rate))
-            timings = self._pipeline.timings(sent)
+            timings = self._run.timings(self._declared, sent)
         # By due time: an event that was due before counts nowhere, however late it came.
         from_ns = sent[0].due_ns + settle_s * 1e9
         counted = [timing for timing in timings if timing.due_ns >= from_ns]
@@ -158,14 +161,14 @@ class _Bench:
         """Send one event after a long pause, then a few more after shorter pauses."""
         idle_s = self._options.idle_s
         self._say(f"idle for {idle_s:g} s, then one event")
-        with self._pipeline.metered() as used:
-            self._pipeline.idle(idle_s)
-        [first] = self._pipeline.timings(self._sender.send(self._leg(1, 1)))
+        with self._run.metered() as used:
+            self._run.idle(idle_s)
+        [first] = self._run.timings(self._declared, self._sender.send(self._leg(1, 1)))
         pause_s, later = min(10.0, idle_s / 10), []
         for number in range(SINGLES):
             # Vary the pause, so that the events fall at different points of the pipeline's cycle.
-            self._pipeline.idle(pause_s + number * 0.037)
-            later += self._pipeline.timings(self._sender.send(self._leg(1, 1)))
+            self._run.idle(pause_s + number * 0.037)
+            later += self._run.timings(self._declared, self._sender.send(self._leg(1, 1)))
         return freshness_report.Idle(
             idle_s,
             first,
@@ -190,12 +193,12 @@ class _Bench:
         return faults
 
     def _kill(self) -> float:
-        self._pipeline.kill()
-        return self._pipeline.start()
+        self._run.kill()
+        return self._run.start()
 
     def _restart(self) -> float:
-        self._pipeline.stop()
-        return self._pipeline.start()
+        self._run.stop()
+        return self._run.start()
 
     def _kill_broker(self) -> None:
         self._servers.broker.kill()
@@ -210,13 +213,13 @@ class _Bench:
             default=min(self._options.rates),
         )
         self._say(f"{name} at {rate:,} events/s")
-        with self._pipeline.metered():
+        with self._run.metered():
             self._sender.begin(self._leg(FAULT_LOAD_S * rate, rate))
             time.sleep(FAULT_AFTER_S)
             fault_ns = time.monotonic_ns()
             start_s = fault()
             up_ns = time.monotonic_ns()
-            timings = self._pipeline.timings(self._sender.finish())
+            timings = self._run.timings(self._declared, self._sender.finish())
         broker_down_s = None
         if start_s is None:
             broker_down_s = (up_ns - fault_ns) / 1e9
@@ -232,31 +235,3 @@ class _Bench:
             delayed,
             back_s,
         )
-
-
-def _refuse_differences(
-    declared: bench_servers.BenchPipeline, events: int, options: FreshnessOptions
-) -> None:
-    """Raise unless the table holds the expected rows and the history, if kept, every event."""
-    column = {field: name for name, field in declared.pipeline.columns.items()}
-    with declared.sink() as sink:
-        names = f"{sink.table.key}, {column['status']}, {column['version']}"
-        rows = sink.connection.select(f"SELECT {names} FROM {sink.table.name}")  # noqa: S608
-        of_pipeline = f"FROM instep_history WHERE pipeline = {sink.connection.placeholder}"
-        kept = sink.connection.select(f"SELECT count(*) {of_pipeline}", (declared.name,))[0][0]
-    expected = {
-        load.document(which): (load.status(version), version)
-        for which in range(min(events, options.documents))
-        for version in [(events - which - 1) // options.documents + 1]
-    }
-    found = {str(row[0]): (row[1], int(row[2])) for row in rows}
-    wrong = [
-        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-    ]
-    if wrong:
-        raise errors.InstepError(
-            f"the table is not in step after {events:,} events:"
-            f" {len(wrong):,} documents differ, such as {min(wrong)}"
-        )
-    if options.history and kept != events:
-        raise errors.InstepError(f"the history holds {kept:,} events of {events:,}")

@@ -1,4 +1,4 @@
-"""The source system of a freshness benchmark: sends events by a fixed schedule in its own process.
+"""The source system of a benchmark: sends events by a fixed schedule in its own process.
 
 An event happens when it is due, whether or not earlier events were answered, and its age counts
 from then. The sender skips no event: a late event is sent as soon as possible, and its delay is
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
@@ -42,12 +42,16 @@ class EventSource(msgspec.Struct, frozen=True):
     size: int = 150
 
 
-class Leg(msgspec.Struct, frozen=True):
+class Leg(msgspec.Struct, frozen=True, tag=True):
     """Events at an even rate, numbered from `first`."""
 
     first: int
     count: int
     rate: float
+
+
+class EndLeg(msgspec.Struct, frozen=True, tag=True):
+    """Send no more events of the current leg."""
 
 
 class LegStarted(msgspec.Struct, frozen=True, tag=True):
@@ -69,27 +73,34 @@ class SenderFailed(msgspec.Struct, frozen=True, tag=True):
     remedy: str = ""
 
 
+SenderOrder = Leg | EndLeg
 Answer = LegStarted | LegDone | SenderFailed
 AnswerKind = TypeVar("AnswerKind", LegStarted, LegDone)
 
 
-def due_times(begin_ns: int, leg: Leg) -> list[int]:
-    """Return when each event of a leg is due."""
-    return [begin_ns + round(index * SECOND_NS / leg.rate) for index in range(leg.count)]
+def due_times(begin_ns: int, leg: Leg) -> Iterator[int]:
+    """Yield when each event of a leg is due.
+
+    A leg that is going to be ended early may have millions of events, so they are not listed.
+    """
+    return (begin_ns + round(index * SECOND_NS / leg.rate) for index in range(leg.count))
 
 
 def pace(
-    due_ns: Sequence[int],
+    due_ns: Iterable[int],
     send: Callable[[int], None],
+    is_over: Callable[[], bool] = lambda: False,
     clock: Callable[[], int] = time.monotonic_ns,
     sleep: Callable[[float], None] = time.sleep,
 ) -> array.array[int]:
     """Send each event when it is due, or at once if it is late; return when each was sent."""
-    sent_ns = array.array("q", bytes(8 * len(due_ns)))
+    sent_ns = array.array("q")
     for index, due in enumerate(due_ns):
         while (left_ns := due - clock()) > 0:
             sleep(left_ns / SECOND_NS)
-        sent_ns[index] = clock()
+        if is_over():
+            break
+        sent_ns.append(clock())
         send(index)
     return sent_ns
 
@@ -111,13 +122,12 @@ class Sender:
 
     def begin(self, leg: Leg) -> int:
         """Start a leg and return when its first event is due, by the monotonic clock."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(leg) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the sender's last answer gives the reason
+        self._order(leg)
         return self._answer(LegStarted).at_ns
+
+    def end(self) -> None:
+        """Let the leg end now, before its last event; `finish` returns what was sent."""
+        self._order(EndLeg())
 
     def finish(self) -> list[SentEvent]:
         """Wait for the end of the leg and return its events in the order of sending."""
@@ -139,6 +149,14 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _order(self, order: SenderOrder) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the sender's last answer gives the reason
 
     def _answer(self, kind: type[AnswerKind]) -> AnswerKind:
         assert self._process.stdout is not None
@@ -162,11 +180,12 @@ class _LegRunner:
         self._source, self._publisher = source, publisher
         self._refused: list[errors.Undelivered] = []
 
-    def run(self, leg: Leg, report_start: Callable[[int], None]) -> list[SentEvent]:
-        """Send one leg and wait for its answers."""
+    def run(
+        self, leg: Leg, is_over: Callable[[], bool], report_start: Callable[[int], None]
+    ) -> list[SentEvent]:
+        """Send one leg, up to its end or until it is over, and wait for its answers."""
         begin_ns, begin_at = time.monotonic_ns() + LEAD_NS, time.time() + LEAD_NS / SECOND_NS
-        due_ns = due_times(begin_ns, leg)
-        answers = tuple(array.array("q", bytes(8 * leg.count)) for _ in range(3))
+        answers = tuple(array.array("q") for _ in range(3))
         report_start(begin_ns)
 
         def send(index: int) -> None:
@@ -176,6 +195,8 @@ class _LegRunner:
                 datetime.fromtimestamp(begin_at + index / leg.rate, UTC),
             )
             value = load.value(name, version + 1, at, self._source.size)
+            for answer in answers:
+                answer.append(0)  # room for the answer to this event
             self._publisher.send_raw(
                 name.encode(), value, on_delivery=functools.partial(self._answered, answers, index)
             )
@@ -183,22 +204,17 @@ class _LegRunner:
         gc.collect()
         gc.disable()  # a full collection would delay events
         try:
-            sent_ns = pace(due_ns, send)
+            sent_ns = pace(due_times(begin_ns, leg), send, is_over)
             self._publisher.flush(ANSWER_PATIENCE_S)
         finally:
             gc.enable()
         if self._refused:
             raise self._refused[0]
         return [
-            SentEvent(
-                leg.first + index,
-                due_ns[index],
-                sent_ns[index],
-                answers[0][index],
-                answers[1][index],
-                answers[2][index],
+            SentEvent(leg.first + index, due, *times_and_place)
+            for index, (due, *times_and_place) in enumerate(
+                zip(due_times(begin_ns, leg), sent_ns, *answers, strict=False)
             )
-            for index in range(leg.count)
         ]
 
     def _answered(
@@ -215,20 +231,26 @@ class _LegRunner:
             answers[1][index], answers[2][index] = place.partition, place.offset
 
 
-def _legs() -> queue.SimpleQueue[Leg]:
-    """Return a queue of the legs read from standard input.
+def _legs() -> tuple[queue.SimpleQueue[Leg], threading.Event]:
+    """Return a queue of the legs read from standard input, and whether the latest is to end now.
 
     When the input ends, the process exits at once, whatever it is doing.
     """
     legs: queue.SimpleQueue[Leg] = queue.SimpleQueue()
+    over = threading.Event()
 
     def listen() -> None:
         for line in sys.stdin.buffer:
-            legs.put(msgspec.json.decode(line, type=Leg))
+            order = msgspec.json.decode(line, type=SenderOrder)
+            if isinstance(order, EndLeg):
+                over.set()
+            else:
+                over.clear()  # the order may have come after the last event of the leg before
+                legs.put(order)
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    return legs
+    return legs, over
 
 
 def _write(answer: Answer) -> None:
@@ -238,7 +260,7 @@ def _write(answer: Answer) -> None:
 
 def main(encoded_source: str) -> None:
     source = msgspec.json.decode(encoded_source, type=EventSource)
-    legs = _legs()
+    legs, over = _legs()
     try:
         publisher = Publisher(
             source.bootstrap,
@@ -248,7 +270,8 @@ def main(encoded_source: str) -> None:
         )
         runner = _LegRunner(source, publisher)
         while True:
-            _write(LegDone(runner.run(legs.get(), lambda at_ns: _write(LegStarted(at_ns)))))
+            leg = legs.get()
+            _write(LegDone(runner.run(leg, over.is_set, lambda at: _write(LegStarted(at)))))
     except errors.InstepError as error:
         _write(SenderFailed(error.what, error.remedy))
         os._exit(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from instep.pipeline.apply.batch import ProbeEvent
 from instep_bench import commit_log, latency_join
 from instep_bench.commit_log import CommitTimes
 from instep_bench.latency_join import EventTiming, SentEvent
@@ -117,21 +120,50 @@ def test_a_slow_machine_is_back_in_step_when_it_is_as_slow_as_before() -> None:
 
 def test_commits_of_a_process_are_recorded() -> None:
     lines = [
-        "0 10 -1 -1 -1",
-        "1 12 0 0 4",
-        "1 15 0 0 4",
-        "9 20 0 0 4",
-        "1 21 1 0 3",
-        "9 25 1 0 3",
-        "0 30 -1 -1 -1",
+        "0 10 -1 -1 -1 contracts",
+        "1 12 0 0 4 contracts",
+        "1 15 0 0 4 contracts",
+        "9 20 0 0 4 contracts",
+        "1 21 1 0 3 contracts",
+        "9 25 1 0 3 contracts",
+        "0 30 -1 -1 -1 contracts",
         "1 31 0 5",
+        "9 33 0 5 8 contra",
+        "",
     ]
-    assert commit_log.commits(lines) == [
+    assert commit_log.commits(lines, "contracts") == [
         CommitTimes(0, 0, 4, 10, 12, 20),
         CommitTimes(1, 0, 3, 10, 21, 25),
     ]
 
 
 def test_an_open_transaction_of_an_earlier_task_does_not_count() -> None:
-    lines = ["0 10 -1 -1 -1", "1 12 0 0 4", "0 30 -1 -1 -1", "1 31 0 0 4", "9 40 0 0 4"]
-    assert commit_log.commits(lines) == [CommitTimes(0, 0, 4, 30, 31, 40)]
+    lines = ["0 10 -1 -1 -1 a", "1 12 0 0 4 a", "0 30 -1 -1 -1 a", "1 31 0 0 4 a", "9 40 0 0 4 a"]
+    assert commit_log.commits(lines, "a") == [CommitTimes(0, 0, 4, 30, 31, 40)]
+
+
+def test_pipelines_of_one_process_are_separated() -> None:
+    lines = [
+        "0 10 -1 -1 -1 a",
+        "1 12 0 0 4 a",
+        "0 14 -1 -1 -1 of two words",
+        "1 15 0 0 4 of two words",
+        "9 20 0 0 4 a",
+        "9 30 0 0 4 of two words",
+    ]
+    assert commit_log.commits(lines, "a") == [CommitTimes(0, 0, 4, 10, 12, 20)]
+    assert commit_log.commits(lines, "of two words") == [CommitTimes(0, 0, 4, 14, 15, 30)]
+
+
+def test_commits_are_read_by_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(commit_log.FOLDER, str(tmp_path))
+    monkeypatch.setattr(commit_log, "_file", None)
+    for name, partition in (("a", 0), ("b", 1)):
+        commit_log.note(ProbeEvent(name, commit_log.BEGAN))
+        for step in (commit_log.OPENED, 5, commit_log.COMMITTED):
+            commit_log.note(ProbeEvent(name, step, partition, 3, 7))
+    [found] = commit_log.read(tmp_path, "b")
+    assert (found.partition, found.first, found.last) == (1, 3, 7)
+    assert found.began_ns < found.opened_ns < found.committed_ns
+    assert commit_log.read(tmp_path, "b", since_ns=found.committed_ns) == []
+    assert commit_log.read(tmp_path, "c") == []
