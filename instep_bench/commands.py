@@ -78,6 +78,12 @@ Rounds = Annotated[int | None, typer.Option(min=1, help="Number of measurements 
 Engine = Annotated[
     settings.EngineName | None, typer.Option(help="Engine of the pipeline. Default: resident.")
 ]
+History = Annotated[
+    bool | None,
+    typer.Option(
+        "--history/--no-history", help="Keep every event in instep_history. Off by default."
+    ),
+]
 Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Also write the result as an HTML page."),
@@ -217,12 +223,7 @@ def measure_freshness(
     ] = None,
     documents: Annotated[int | None, _documents(10_000)] = None,
     partitions: Partitions = None,
-    history: Annotated[
-        bool | None,
-        typer.Option(
-            "--history/--no-history", help="Keep every event in instep_history. Off by default."
-        ),
-    ] = None,
+    history: History = None,
     engine: Engine = None,
     bootstrap: Bootstrap = None,
     seed: Seed = None,
@@ -250,6 +251,64 @@ def measure_freshness(
     _measure(
         freshness.run, freshness.FreshnessOptions(**given), context, as_json=as_json, html=html
     )
+
+
+@app.command("sharing")
+def measure_sharing(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    backlog: Annotated[
+        int | None,
+        typer.Option(
+            metavar="EVENTS",
+            min=1,
+            help="Events that one pipeline catches up with; ten million take minutes to publish."
+            " Default: 10000000.",
+        ),
+    ] = None,
+    others: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of pipelines beside it, at an even rate. Default: 3."),
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, help="Rate of each of these, in events/s. Default: 100.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Duration of their load without the one that catches up. Default: 30."),
+    ] = None,
+    warm_up: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Warm-up load before that. Default: 10."),
+    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    partitions: Partitions = None,
+    history: History = None,
+    engine: Engine = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure how fresh pipelines stay while another one of the same run catches up."""
+    from instep_bench import sharing
+
+    given = _without_omitted(
+        target=target,
+        backlog=backlog,
+        others=others,
+        rate=rate,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        documents=documents,
+        partitions=partitions,
+        history=history,
+        engine=engine,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(sharing.run, sharing.SharingOptions(**given), context, as_json=as_json, html=html)
 
 
 @app.command("scale")

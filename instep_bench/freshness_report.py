@@ -65,27 +65,27 @@ class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
 def figures(run: FreshnessRun) -> list[Figure]:
     found = [figure for one in run.loads for figure in _load_figures(one)]
     found += [
-        _less("process start to first commit", "s", {"start": how}, [value])
+        less("process start to first commit", "s", {"start": how}, [value])
         for how, value in run.starts_s.items()
     ]
     if run.idle:
         found += _idle_figures(run.idle)
     for fault in run.faults:
-        found.append(_less("back in step", "s", {"fault": fault.name}, [fault.back_s]))
+        found.append(less("back in step", "s", {"fault": fault.name}, [fault.back_s]))
         if fault.server_back_s is not None:
-            found.append(_less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
+            found.append(less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
         for name, value in latency_join.percentiles(
             timing.total for timing in fault.delayed
         ).items():
             found.append(
-                _less(
+                less(
                     "freshness through a fault",
                     "ms",
                     {"fault": fault.name, "percentile": name},
                     [value],
                 )
             )
-    return [*found, *_memory_figures(run.memory)]
+    return [*found, *memory_figures(run.memory)]
 
 
 def _load_figures(one: RateResult) -> list[Figure]:
@@ -95,7 +95,7 @@ def _load_figures(one: RateResult) -> list[Figure]:
         for name, value in latency_join.percentiles(_part(one.timings, part)).items():
             if part == WHOLE or name in ("p50", "p99"):
                 found.append(
-                    _less(
+                    less(
                         "freshness", "ms", {"rate": rate, "part": part, "percentile": name}, [value]
                     )
                 )
@@ -106,43 +106,45 @@ def _load_figures(one: RateResult) -> list[Figure]:
     for name in ("p50", "p99"):
         values = [stretch[name] for stretch in stretches]
         found.append(
-            _less("freshness in each third", "ms", {"rate": rate, "percentile": name}, values)
+            less("freshness in each third", "ms", {"rate": rate, "percentile": name}, values)
         )
     for name, value in latency_join.percentiles(timing.late_ms for timing in one.timings).items():
         found.append(
-            _less("lateness of the sender", "ms", {"rate": rate, "percentile": name}, [value])
+            less("lateness of the sender", "ms", {"rate": rate, "percentile": name}, [value])
         )
-    return [*found, *_cpu_figures("CPU under load", one.cores, {"rate": rate})]
+    return [*found, *cpu_figures("CPU under load", one.cores, {"rate": rate})]
 
 
 def _idle_figures(idle: Idle) -> list[Figure]:
     return [
-        _less(
+        less(
             "first event after a pause", "ms", {"pause": f"{idle.idle_s:g} s"}, [idle.first.total]
         ),
-        _less(
+        less(
             "first event after a short pause",
             "ms",
             {"pause": f"{idle.pause_s:g} s"},
             [timing.total for timing in idle.later],
         ),
-        *_cpu_figures("CPU when idle", idle.cores, {}),
+        *cpu_figures("CPU when idle", idle.cores, {}),
     ]
 
 
-def _cpu_figures(name: str, cores: dict[str, float], labels: dict[str, str]) -> list[Figure]:
+def cpu_figures(name: str, cores: dict[str, float], labels: dict[str, str]) -> list[Figure]:
+    """Return the CPU by role, and that of the pipeline's roles together."""
     by_role = {**cores, "pipeline": sum(cores.get(role, 0.0) for role in PIPELINE)}
     return [
-        _less(name, "% of a core", {**labels, "role": role}, [100 * value])
+        less(name, "% of a core", {**labels, "role": role}, [100 * value])
         for role, value in by_role.items()
     ]
 
 
-def _memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure]:
+def memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure]:
+    """Return the peak memory by role, and that of the pipeline's roles together."""
     peaks = {role: max((mb for _, mb in samples), default=0.0) for role, samples in memory.items()}
     together_mb = max((mb for _, mb in _together(memory)), default=0.0)
     return [
-        _less("peak memory", "MB", {"role": role}, [mb])
+        less("peak memory", "MB", {"role": role}, [mb])
         for role, mb in {**peaks, "pipeline": together_mb}.items()
     ]
 
@@ -153,7 +155,8 @@ def _together(memory: dict[str, list[tuple[float, float]]]) -> list[tuple[float,
     return [(moment[0][0], sum(mb for _, mb in moment)) for moment in moments]
 
 
-def _less(name: str, unit: str, labels: dict[str, str], values: list[float]) -> Figure:
+def less(name: str, unit: str, labels: dict[str, str], values: list[float]) -> Figure:
+    """Return a figure of which less is better."""
     return Figure(
         name=name,
         unit=unit,
@@ -319,11 +322,11 @@ def _timelines(faults: Sequence[FaultEffect]) -> Plot:
     )
 
 
-def timeline(timings: Iterable[EventTiming], fault_ns: int) -> list[tuple[float, float]]:
-    """Return the oldest age of the events due in each half second, by seconds since the fault."""
+def timeline(timings: Iterable[EventTiming], since_ns: int) -> list[tuple[float, float]]:
+    """Return the oldest age of the events due in each half second, by seconds since then."""
     oldest: dict[int, float] = {}
     for timing in timings:
-        bucket = int((timing.due_ns - fault_ns) / 1e9 // BUCKET_S)
+        bucket = int((timing.due_ns - since_ns) / 1e9 // BUCKET_S)
         oldest[bucket] = max(oldest.get(bucket, 0.0), timing.total)
     return [(bucket * BUCKET_S, round(age, 1)) for bucket, age in sorted(oldest.items())]
 

@@ -14,6 +14,7 @@ TITLES = {
     "polling": "Polling, and events instead",
     "apply": "Catching up: from Kafka to the database",
     "freshness": "Freshness: from an event happening to its commit",
+    "sharing": "Freshness while another pipeline catches up",
     "scale": "Cost per event as things grow",
 }
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from instep.report import files
 from instep_bench import machine
-from instep_bench.result import BenchResult, recorded_options
+from instep_bench.result import BenchName, BenchResult, recorded_options
 
 
 class Recorder:
     """Created at the start of a benchmark; closed with its measurements."""
 
-    def __init__(
-        self, bench: Literal["polling", "apply", "freshness", "scale"], command: str
-    ) -> None:
+    def __init__(self, bench: BenchName, command: str) -> None:
         self._bench, self._command = bench, command
         self._begun_at, self._began = files.now(), time.monotonic()
 

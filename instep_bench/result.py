@@ -9,6 +9,8 @@ import msgspec
 
 from instep.report.tables import Cell, Plot, ReportTable
 
+BenchName = Literal["polling", "apply", "freshness", "sharing", "scale"]
+
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One measured quantity with a value per round; labels distinguish figures of the same name."""
@@ -40,7 +42,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one benchmark: stored as JSON, shown as a page, compared with another."""
 
-    bench: Literal["polling", "apply", "freshness", "scale"]
+    bench: BenchName
     command: str
     begun_at: str
     seconds: float

@@ -20,7 +20,7 @@ from tests.bench import examples
 from tests.support import commands
 from tests.support.terminals import HOSTILE
 
-BENCHMARKS = ("polling", "apply", "freshness", "scale")
+BENCHMARKS = ("polling", "apply", "freshness", "sharing", "scale")
 
 THINGS = ("documents", "events", "partitions", "delays", "masters")
 
@@ -117,6 +117,7 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     assert "target" in refused(home, "polling", "--target", "postgre")
     assert "neither yes nor no" in refused(home, "apply", "--history", "yes,maybe")
     assert "there is no baseline 'lop'" in refused(home, "apply", "--against", "lop")
+    assert "longer than 0 seconds" in refused(home, "sharing", "--seconds", "0")
     assert "nothing to vary" in refused(
         home, "scale", *(part for thing in THINGS for part in (f"--{thing}", "none"))
     )
