@@ -172,6 +172,7 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
     latest: dict[Document, tuple[int | None, Values]] = {}
     first: dict[Document, tuple[int | None, Values]] = {}
     verdicts = [Verdict.APPLIED] * len(events)
+    ordered, order_is_time = rules.ordered, rules.order_is_time
     for number, event in enumerate(events):
         document, order, values = event.document, event.order, event.values
         if values is None or event.refusal is not None or UNSET in values:
@@ -180,8 +181,10 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
         if before is not None:
             if document not in first:
                 first[document] = before
-            if rules.ordered:
-                verdict = judge(order, before[0], rules.order_is_time)
+            # Most events are newer; a comparison costs less than a call.
+            is_newer = order is not None and before[0] is not None and order > before[0]
+            if ordered and not is_newer:
+                verdict = judge(order, before[0], order_is_time)
                 if verdict is not Verdict.APPLIED:
                     verdicts[number] = verdict
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -64,6 +65,14 @@ def merged(outcomes: Sequence[BatchOutcome]) -> BatchOutcome:
         sum(one.dead for one in outcomes),
         [age for one in outcomes for age in one.freshness_us],
     )
+
+
+def bounded(ages_us: list[int]) -> list[int]:
+    """Return ages, from the lowest on, with those below 0 or above the maximum replaced by it."""
+    ages_us.sort()
+    low = bisect.bisect_left(ages_us, 0)
+    high = bisect.bisect_right(ages_us, FRESHNESS_US_MAX)
+    return [*[0] * low, *ages_us[low:high], *[FRESHNESS_US_MAX] * (len(ages_us) - high)]
 
 
 class BatchPart:

@@ -457,13 +457,13 @@ class BatchTransaction:
         now: datetime,
     ) -> BatchOutcome:
         counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
+        applied = events
+        if counts[Verdict.APPLIED] < len(events):
+            pairs = zip(events, verdicts, strict=True)
+            applied = [event for event, verdict in pairs if verdict is Verdict.APPLIED]
         now_us = int(now.timestamp() * 1_000_000)
-        ages = [
-            min(max(now_us - event.at_us, 0), batch.FRESHNESS_US_MAX)
-            for event, verdict in zip(events, verdicts, strict=True)
-            if verdict is Verdict.APPLIED and event.at_us is not None
-        ]
-        return BatchOutcome(self.partition, count, counts, dead, ages)
+        ages = [now_us - event.at_us for event in applied if event.at_us is not None]
+        return BatchOutcome(self.partition, count, counts, dead, batch.bounded(ages))
 
     def at(self, step: int) -> None:
         """Report a step to the probe."""
