@@ -161,7 +161,13 @@ class PreparedStatements:
 
 
 def _array(values: Iterable[Any]) -> str:
-    try:
-        return f"{{{','.join([ELEMENTS[type(value)](value) for value in values])}}}"
-    except KeyError:
-        raise UnknownType from None
+    return f"{{{','.join([_element(value) for value in values])}}}"
+
+
+def _element(value: Any) -> str:
+    write = ELEMENTS.get(type(value))
+    if write is not None:
+        return write(value)
+    if isinstance(value, str):  # an enumeration of texts
+        return _quoted(str(value))
+    raise UnknownType

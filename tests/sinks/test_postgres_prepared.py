@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from instep.document.guard import Verdict
 from instep.local.postgres import Postgres
 from instep.sinks.postgres_prepared import PreparedStatements, UnknownType
 
@@ -59,6 +60,11 @@ def test_single_values_come_back_as_they_are(
     values = (text, number, at, None)
     statement = "SELECT %s::text, %s::int8, %s::timestamptz, %s::text"
     assert prepared.select(statement, values) == [values]
+
+
+def test_an_enumeration_of_texts_is_its_text(prepared: PreparedStatements) -> None:
+    statement = "SELECT * FROM unnest(%s::text[])"
+    assert prepared.select(statement, [[Verdict.APPLIED]]) == [("applied",)]
 
 
 def test_percent_signs_are_doubled_as_for_a_cursor(prepared: PreparedStatements) -> None:

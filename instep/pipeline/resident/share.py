@@ -41,7 +41,7 @@ from instep.pipeline.resident.messages import (
 WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
 REPORT_INTERVAL_S = 0.25
 # Of all partitions together. In a large batch, several events of a document become one write.
-READ_RECORDS_MAX = 200_000
+READ_RECORDS_MAX = 160_000
 # Up to this number, the records of several partitions are applied in one transaction. With more,
 # the rows cost more than the transactions.
 TOGETHER_RECORDS_MAX = 1_000
