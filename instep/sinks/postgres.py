@@ -146,13 +146,14 @@ class PostgresConnection(Connection):
         arguments = {**CONNECTION, "application_name": name, **arguments}
         # autocommit: the pipeline decides where transactions begin and end
         self.driver = psycopg.connect(**arguments, autocommit=True)
+        # The driver would deallocate all prepared statements, ours too, after a ROLLBACK.
+        self.driver.prepare_threshold = None
         self.is_pooled = self.driver.info.backend_pid != self._server_pid()
         self._cursor = self.driver.cursor(binary=True)
         self._begins = False  # whether the transaction begins with the next statement
         self._prepared = PreparedStatements(self.driver)
         stage = f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})"
         if self.is_pooled:
-            self.driver.prepare_threshold = None
             self._local_settings = [
                 f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()
             ]

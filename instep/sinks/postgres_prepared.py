@@ -2,7 +2,7 @@
 
 A transaction of one event runs six short statements. A cursor of psycopg spends 60 µs on each, most
 of it to find out how to convert parameters and results. These statements are always the same, and
-their parameters are of a few types: converted here, they cost a quarter of that.
+their parameters are of a few types: converted here, they cost a third of that.
 """
 
 from __future__ import annotations
@@ -137,12 +137,16 @@ class PreparedStatements:
         if value is None:
             return None
         if type(value) is list:
-            return _array(value).encode(self._encoding)
-        if isinstance(value, (str, int)):
-            return str(value).encode(self._encoding)
-        if type(value) is datetime:
-            return value.isoformat().encode()
-        raise UnknownType
+            text = _array(value)
+        elif isinstance(value, (str, int)):
+            text = str(value)
+        elif type(value) is datetime:
+            text = value.isoformat()
+        else:
+            raise UnknownType
+        if "\0" in text:  # libpq would end the text here without a word; a cursor refuses it
+            raise UnknownType
+        return text.encode(self._encoding)
 
     def _result(self) -> Any:
         """Wait for the last result; raise the first error."""

@@ -177,6 +177,19 @@ def test_records_that_are_applied_already_are_dropped(database_url: str, open_si
     assert table(database_url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
+def test_prepared_statements_survive_a_rollback_to_a_savepoint(
+    new_database: Any, open_sink: Open
+) -> None:
+    sink = begun(open_sink(declare(new_database("postgres"))), 2)
+    assert apply_together(sink, {0: [event(0, "a", 1)], 1: [event(0, "b", 1)]}) is not None
+    with sink.transaction():
+        for number in range(8):  # the driver itself would prepare what it runs often
+            sink.connection.select("SELECT %s::int8", (number,))
+        with sink.savepoint(keep=False):
+            sink.connection.select("SELECT %s::int8", (8,))
+    assert apply_together(sink, {0: [event(1, "a", 2)], 1: [event(1, "b", 2)]}) is not None
+
+
 def test_weaker_guarantees_have_transactions_of_their_own(
     database_url: str, open_sink: Open
 ) -> None:

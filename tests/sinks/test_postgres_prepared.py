@@ -97,7 +97,8 @@ def test_several_statements_run_in_one_round_trip(prepared: PreparedStatements) 
 
 
 def test_other_types_are_left_to_a_cursor(prepared: PreparedStatements) -> None:
-    for value in (b"bytes", Decimal(1), UUID(int=1), date(2026, 1, 1), [b"bytes"]):
+    others = (b"bytes", Decimal(1), UUID(int=1), date(2026, 1, 1), [b"bytes"], "a\0b", ["a\0b"])
+    for value in others:
         with pytest.raises(UnknownType):
             prepared.select("SELECT %s", [value])
 
