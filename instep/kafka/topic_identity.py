@@ -21,7 +21,7 @@ from instep.kafka import connection, faults
 METADATA, VERSION = 3, 12  # this version answers with topic ids; Kafka has it since 3.1
 NO_ID = bytes(16)
 TIMEOUT_S = 1.0
-PAUSE_S = 30.0  # after a failure, the admin client asks for so long
+PAUSE_S = 30.0  # how long only the admin client asks after a failure
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 LENGTH = struct.Struct(">i")
 

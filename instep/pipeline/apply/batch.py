@@ -68,7 +68,7 @@ def merged(outcomes: Sequence[BatchOutcome]) -> BatchOutcome:
 
 
 def bounded(ages_us: list[int]) -> list[int]:
-    """Return ages, from the lowest on, with those below 0 or above the maximum replaced by it."""
+    """Return the ages in ascending order, each at least 0 and at most FRESHNESS_US_MAX."""
     ages_us.sort()
     low = bisect.bisect_left(ages_us, 0)
     high = bisect.bisect_right(ages_us, FRESHNESS_US_MAX)
