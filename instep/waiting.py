@@ -7,19 +7,29 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+PAUSES_PER_CHECK = 4.0
+LONGEST_PAUSE_S = 0.25
+
 Result = TypeVar("Result")
 
 
 def wait_until(
     condition: Callable[[], bool], timeout_s: float, *, interval_s: float = 0.02
 ) -> bool:
-    """Return True as soon as the condition holds, or False if it does not within the time."""
+    """Return True as soon as the condition holds, or False if it does not within the time.
+
+    A condition that is slow to check, such as a query on a new connection, is checked less often:
+    the one that waits must not slow down what it waits for.
+    """
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return True
+        now = time.monotonic()
+        if now > deadline:
             return False
-        time.sleep(interval_s)
-    return True
+        time.sleep(min(max(interval_s, PAUSES_PER_CHECK * (now - began)), LONGEST_PAUSE_S))
 
 
 def retrying(

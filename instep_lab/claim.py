@@ -29,10 +29,35 @@ class Tier(enum.StrEnum):
     FULL = "full"
 
 
+class ClaimTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim says, how it is tested, and what follows.
+
+    `why` explains the result, and `sources` names the documents behind it, by their ids in
+    `sources.py`. `scope` says since or until which release and under which settings the verdict
+    holds. `rules` names the rules of `instep vet` that check for the problem.
+    """
+
+    statement: str
+    method: str
+    advice: str
+    why: str = ""
+    scope: str = ""
+    sources: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+
+
+class AnomalyExample(msgspec.Struct, frozen=True):
+    """One record that shows an anomaly, with the operations around it, one per line."""
+
+    title: str
+    operations: list[str]
+
+
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one claim in one run, stored as verdict.json.
 
-    The verdict is INCONCLUSIVE until the experiment has ended.
+    The verdict is INCONCLUSIVE until the experiment has ended. The texts and the commit are those
+    of the code that ran, so that a report never shows new words beside old numbers.
     """
 
     claim: str
@@ -42,8 +67,11 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[VerdictPart] = []
     tables: list[ReportTable] = []
     plots: list[Plot] = []
+    examples: list[AnomalyExample] = []
+    texts: ClaimTexts | None = None
     command: str
     begun_at: str
+    commit: str | None = None
     seconds: float = 0.0
     ended: bool = False
 
@@ -54,17 +82,13 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement, the method that tests it, and advice.
+    """A claim with its texts and its experiment.
 
-    `rules` names the rules of `instep vet` that check for the problem. `until` is the release up
-    to which an outdated claim was right.
+    `until` is the release up to which an outdated claim was right.
     """
 
     id: str
-    statement: str
-    method: str
-    advice: str
-    rules: tuple[str, ...]
+    texts: ClaimTexts
     brokers: int
     harmless: bool
     until: str | None
@@ -73,6 +97,10 @@ class Claim:
     @property
     def family(self) -> str:
         return self.id.partition("-")[0]
+
+    @property
+    def statement(self) -> str:
+        return self.texts.statement
 
 
 REGISTERED: dict[str, Claim] = {}
@@ -84,6 +112,9 @@ def experiment(
     statement: str,
     method: str,
     advice: str,
+    why: str = "",
+    scope: str = "",
+    sources: tuple[str, ...] = (),
     rules: tuple[str, ...] = (),
     brokers: int = 1,
     harmless: bool = True,
@@ -95,11 +126,18 @@ def experiment(
     does nothing that an ordinary client may not do, so that it can run on the user's cluster: it
     injects faults only into its own clients and changes settings only of its own topics.
     """
+    texts = ClaimTexts(
+        statement=statement,
+        method=method,
+        advice=advice,
+        why=why,
+        scope=scope,
+        sources=sources,
+        rules=rules,
+    )
 
     def register(function: Experiment) -> Experiment:
-        REGISTERED[id_] = Claim(
-            id_, statement, method, advice, rules, brokers, harmless, until, function
-        )
+        REGISTERED[id_] = Claim(id_, texts, brokers, harmless, until, function)
         return function
 
     return register

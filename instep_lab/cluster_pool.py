@@ -6,16 +6,19 @@ The lab starts its own brokers when an experiment first needs them.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from instep import errors, settings
 from instep.document.showing import counted
-from instep.kafka import connection, layout
+from instep.kafka import configs, connection, layout
 from instep.kafka.admin import admin_extras
 from instep.local import broker, ports
 from instep.local.proxy import Proxy
 from instep.waiting import wait_until
+from instep_lab.clients import java_host
+from instep_lab.store import BrokerSetting
 
 # Shorter than the defaults, so that expired sessions and deleted segments take seconds instead of
 # minutes.
@@ -30,7 +33,21 @@ PROPERTIES: Mapping[str, str] = {
     "log.retention.check.interval.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
+    "offsets.retention.check.interval.ms": "500",
 }
+
+
+OWN_SETTINGS = (
+    "advertised.listeners",
+    "broker.id",
+    "controller.listener.names",
+    "controller.quorum.",
+    "inter.broker.listener.name",
+    "listener",
+    "log.dir",
+    "node.id",
+    "process.roles",
+)
 
 
 class LabCluster:
@@ -52,6 +69,8 @@ class LabCluster:
         self.connection = connection.client_config(kafka, bootstrap)
         self.own = own
         self.proxies = dict(proxies or {})
+        self._java_host: java_host.JavaHost | None = None
+        self._java_lock = threading.Lock()
 
     @property
     def brokers(self) -> int:
@@ -77,6 +96,19 @@ class LabCluster:
             return ("classic", "consumer")
         return ("classic",)
 
+    def changed_settings(self) -> dict[str, BrokerSetting]:
+        """Return the settings of the first broker that differ from Kafka's defaults.
+
+        Names and addresses differ from broker to broker and say nothing about behaviour.
+        """
+        nodes = layout.read(self.kafka).brokers
+        found = configs.changed_by_broker(self.kafka, min(nodes))
+        return {
+            name: BrokerSetting(value, default)
+            for name, (value, default) in sorted(found.items())
+            if not name.startswith(OWN_SETTINGS)
+        }
+
     def node(self, number: int) -> broker.Broker:
         """Return a node that the lab started, which may be killed and frozen."""
         if self.own is None:
@@ -90,6 +122,19 @@ class LabCluster:
         """The client settings that connect through the proxies."""
         addresses = ",".join(f"{ports.HOST}:{proxy.port}" for proxy in self.proxies.values())
         return {**self.connection, "bootstrap.servers": addresses}
+
+    def java_connection(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return the settings of a Java client for the same addresses as those of librdkafka."""
+        return connection.java_config(self.kafka.kafka, config["bootstrap.servers"])
+
+    def java_host(self) -> java_host.JavaHost:
+        """Return the JVM for Java clients; start one if there is none that still runs."""
+        with self._java_lock:
+            if self._java_host is None or self._java_host.status is not None:
+                if self._java_host is not None:
+                    self._java_host.close()
+                self._java_host = java_host.JavaHost()
+            return self._java_host
 
     def recover(self) -> None:
         """Clear the proxies' faults, resume frozen brokers, and restart dead ones."""
@@ -120,6 +165,8 @@ class LabCluster:
             )
 
     def close(self) -> None:
+        if self._java_host is not None:
+            self._java_host.close()
         self.kafka.close()
         for proxy in self.proxies.values():
             proxy.close()
@@ -131,9 +178,13 @@ class ClusterPool:
     """The clusters of one run."""
 
     def __init__(
-        self, given: tuple[settings.Kafka, str] | None, say: Callable[[str], None]
+        self,
+        given: tuple[settings.Kafka, str] | None,
+        say: Callable[[str], None],
+        *,
+        short_lived: bool = True,
     ) -> None:
-        self._say = say
+        self._say, self._short_lived = say, short_lived
         self._clusters: dict[int, LabCluster] = {}
         self._given = LabCluster(*given) if given else None
 
@@ -148,7 +199,7 @@ class ClusterPool:
             return None
         if brokers not in self._clusters:
             self._say(f"starting {counted(brokers, 'Kafka broker')} on this machine")
-            self._clusters[brokers] = _start_cluster(brokers)
+            self._clusters[brokers] = _start_cluster(brokers, short_lived=self._short_lived)
         return self._clusters[brokers]
 
     def drop(self, brokers: int) -> None:
@@ -168,13 +219,13 @@ class ClusterPool:
         self.close()
 
 
-def _start_cluster(brokers: int) -> LabCluster:
-    own = broker.LocalCluster(brokers, properties=PROPERTIES)
+def _start_cluster(brokers: int, *, short_lived: bool) -> LabCluster:
+    own = broker.LocalCluster(brokers, properties=PROPERTIES, short_lived=short_lived)
     proxies: dict[int, Proxy] = {}
     try:
         for node in own.nodes:
             port, target_port = ports.free(2)
-            node.side_door = broker.ProxiedListener(port, target_port)
+            node.proxied = broker.ProxiedListener(port, target_port)
             proxies[node.node] = Proxy(port, target_port)
             proxies[node.node].start()
         own.start()

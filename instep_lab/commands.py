@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from instep import errors, settings, terminal
@@ -14,8 +16,11 @@ from instep.cli import completion, output, pages
 from instep.cli import help as help_pages
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
 from instep.document.showing import counted
+from instep_lab import chooser
+from instep_lab.chooser import SettingPart
 
 if TYPE_CHECKING:
+    from instep_lab.chooser import ChooserAnswers, ChooserQuestion, SettingsChoice
     from instep_lab.claim import Claim
     from instep_lab.report.contents import LabReport, Section
 
@@ -42,6 +47,12 @@ def _complete_runs(_context: typer.Context, incomplete: str) -> list[str]:
     from instep_lab import store
 
     return completion.matching(incomplete, lambda: [run.name for run in store.runs(store.folder())])
+
+
+def _complete_outdated(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep_lab import outdated
+
+    return completion.matching(incomplete, lambda: outdated.ALL)
 
 
 Claims = Annotated[
@@ -95,7 +106,7 @@ def run_claims(
     tier: Annotated[
         str | None,
         typer.Option(
-            help="quick (default): all claims in 15 minutes; full: more rounds and records."
+            help="quick (default): all claims in 12 minutes; full: more rounds, kills and records."
         ),
     ] = None,
     seed: Annotated[
@@ -251,6 +262,152 @@ def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
     output.say(f"{counted(len(found), 'run')} in {kept}")
 
 
+def _answers(name: str) -> Any:
+    """Return the option that answers one of the chooser's questions."""
+    return typer.Option(
+        f"--{name}",
+        metavar="ANSWER",
+        help=_question_help(name),
+        autocompletion=_complete_answers(name),
+    )
+
+
+def _question_help(name: str) -> str:
+    question = _question(name)
+    return f"{question.text} {', '.join(answer.value for answer in question.answers)}."
+
+
+def _question(name: str) -> ChooserQuestion:
+    [found] = [one for one in chooser.QUESTIONS if one.name == name]
+    return found
+
+
+def _complete_answers(name: str) -> Callable[[typer.Context, str], list[str]]:
+    def complete(_context: typer.Context, incomplete: str) -> list[str]:
+        words = [answer.value for answer in _question(name).answers]
+        return completion.matching(incomplete, lambda: words)
+
+    return complete
+
+
+@app.command("choose")
+def choose_settings(
+    loss: Annotated[str | None, _answers("loss")] = None,
+    repeats: Annotated[str | None, _answers("repeats")] = None,
+    order: Annotated[str | None, _answers("order")] = None,
+    away: Annotated[str | None, _answers("away")] = None,
+    client: Annotated[str | None, _answers("client")] = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Choose settings by five questions, each line with the claims that show why.
+
+    On a terminal, the command asks the questions that have no answer yet.
+    """
+    given = {"loss": loss, "repeats": repeats, "order": order, "away": away, "client": client}
+    for question in chooser.QUESTIONS:
+        if given[question.name] is not None:
+            chooser.read_answer(question, given[question.name] or "")
+    words = {
+        question.name: given[question.name] or _ask(question) for question in chooser.QUESTIONS
+    }
+    answers = chooser.parse(words)
+    choice = chooser.choose(answers)
+    if as_json:
+        output.print_json({"answers": words, **dataclasses.asdict(choice)})
+        return
+    typer.echo("\n".join(_chosen(answers, choice)))
+    for warning in choice.warnings:
+        output.say(f"note: {warning}")
+
+
+def _ask(question: ChooserQuestion) -> str:
+    """Ask a question on the terminal; return an empty answer if there is no terminal."""
+    if not sys.stdin.isatty():
+        return ""
+    output.say(question.text)
+    for answer, text in question.answers.items():
+        output.say(f"  {answer.value:12}{text}")
+    while True:
+        word = str(typer.prompt(question.name, err=True)).strip()
+        try:
+            return chooser.read_answer(question, word).value
+        except errors.SettingsError as error:
+            output.say(f"{error.what}")
+
+
+def _chosen(answers: ChooserAnswers, choice: SettingsChoice) -> Iterator[str]:
+    """Yield the settings as the lines of properties files; comments name the claims."""
+    clients = {SettingPart.PRODUCER, SettingPart.CONSUMER}
+    for part in SettingPart:
+        yield f"# {part}, {answers.client}" if part in clients else f"# {part}"
+        for one in choice.settings:
+            if one.part is part:
+                yield f"# {one.reason} ({', '.join(one.claims)})"
+                yield f"{one.name}={one.value}"
+        yield ""
+    yield "# in the program"
+    for rule in choice.program:
+        yield f"# {rule.text} ({', '.join(rule.claims)})"
+
+
+@app.command("outdated")
+def list_outdated(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...",
+            help="Statements such as acks-default. Default: all.",
+            autocompletion=_complete_outdated,
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESSES",
+            help="Ask a cluster for the settings that the statements are about.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """List statements about Kafka that were true once, and what is true today."""
+    from instep_lab import outdated, sources
+
+    selected = outdated.select(ids or [])
+    found = _broker_settings(bootstrap) if bootstrap else {}
+    answers = {
+        one.id: {name: outdated.answer(name, found) for name in one.asks if bootstrap}
+        for one in selected
+    }
+    if as_json:
+        output.print_json(
+            [{**dataclasses.asdict(one), "settings": answers[one.id]} for one in selected]
+        )
+        return
+    for one in selected:
+        typer.echo(f"{output.cell(one.id)}: outdated since {one.since}\n")
+        lines = [*_field("statement", one.statement), *_field("today", one.today)]
+        for source in one.sources:
+            lines += _field("source", f"{source} {sources.ALL[source].url}")
+        for name, value in answers[one.id].items():
+            lines += _field("setting", f"{name}  {value}")
+        typer.echo("\n".join([*lines, *_field("shown by", one.shown_by), ""]))
+    output.say(counted(len(selected), "statement"))
+
+
+def _broker_settings(bootstrap: str) -> dict[str, str | None]:
+    """Return the settings of one broker of a cluster."""
+    from instep.kafka import configs, layout
+    from instep.kafka.connection import Cluster
+
+    with Cluster(settings.load(GLOBAL.config).kafka, bootstrap) as cluster:
+        node = min(layout.read(cluster).brokers)
+        found = configs.of_brokers(cluster, [node])[node]
+    return {name: one.value for name, one in found.items()}
+
+
 def _user_cluster(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
     """Return the user's cluster, with the security of the settings file, once it has answered."""
     if bootstrap is None:
@@ -312,8 +469,8 @@ def _overview(run: Path) -> dict[str, Any]:
 
 
 def _about(claim: Claim) -> dict[str, Any]:
-    keys = ("id", "statement", "method", "advice", "rules", "brokers", "harmless", "until")
-    return {key: getattr(claim, key) for key in keys}
+    needs = {"brokers": claim.brokers, "harmless": claim.harmless, "until": claim.until}
+    return {"id": claim.id, **msgspec.structs.asdict(claim.texts), **needs}
 
 
 def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
@@ -327,7 +484,7 @@ def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequ
         claim.brokers,
         harmless,
         statement,
-        " ".join(claim.rules),
+        " ".join(claim.texts.rules),
     )
 
 
@@ -374,29 +531,37 @@ def _describe(section: Section) -> list[str]:
     from instep.report import plots
     from instep_lab.report import contents
 
-    claim, result = section.claim, section.result
+    texts, result = section.texts, section.result
     lines = [
         f"{output.cell(section.id)}: {section.verdict}",
         "",
         *_field("statement", section.statement),
     ]
-    if claim:
-        lines += _field("method", claim.method)
+    for name, text in (("method", texts.method), ("scope", texts.scope)):
+        if text:
+            lines += _field(name, text)
     if result:
         lines += _field("reason", section.because)
         incomplete = "" if result.ended else ", did not end"
         lines += _field("started", f"{result.begun_at}, {result.seconds:.1f} s{incomplete}")
         lines.append("")
-        for part in result.parts:
+        for part in contents.parts(result):
             lines += [
-                f"{part.outcome:14}{part.role}: {output.cell(part.statement)}",
+                f"{contents.outcome_word(part):14}{part.role}: {output.cell(part.title)}",
                 f"{'':14}{output.cell(part.evidence)}",
             ]
         for table in [*result.tables, *map(plots.tabulated, result.plots)]:
             lines += ["", output.titled_table(table)]
-    if claim:
-        lines += ["", *_field("advice", claim.advice)]
-        lines += _field("rules", " ".join(claim.rules) or "none")
+        for example in result.examples:
+            lines += ["", *_field("example", example.title)]
+            lines += [output.cell(line) for line in contents.example_lines(example)]
+    if texts.why:
+        lines += ["", *_field("why", texts.why)]
+    for source in section.sources:
+        lines += _field("source", f"{source.id} {source.url}".strip())
+    if texts.advice:
+        lines += ["", *_field("advice", texts.advice)]
+        lines += _field("rules", " ".join(texts.rules) or "none")
     lines.append("")
     for scenario, client in contents.settings(section):
         lines += _field("settings", f"{scenario}: {client}")

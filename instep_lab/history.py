@@ -29,7 +29,8 @@ class OperationKind(enum.StrEnum):
     """The kind of an operation.
 
     A record is sent, read (handed to the program) and worked (its effect is visible, such as a
-    row).
+    row). POSITION is the end of a partition, which a consumer has reached.
+    END is the last operation of a consumer that was not killed.
     """
 
     SEND = "send"
@@ -39,6 +40,8 @@ class OperationKind(enum.StrEnum):
     ASSIGN = "assign"
     REVOKE = "revoke"
     FAULT = "fault"
+    POSITION = "position"
+    END = "end"
 
 
 class OperationStatus(enum.StrEnum):
@@ -50,7 +53,8 @@ class OperationStatus(enum.StrEnum):
 class ClientOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One operation, recorded when it ended or was given up.
 
-    Times are those of the monotonic clock of one machine.
+    Times are those of the monotonic clock of one machine. `sender` is the producer that handed the
+    record over, as its `sequence`-th one; a reader finds both in the record, and its timestamp.
     """
 
     kind: OperationKind
@@ -61,9 +65,13 @@ class ClientOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     member: str = ""
     key: str | None = None
     number: int | None = None
+    topic: str = ""
     partition: int | None = None
     offset: int | None = None
+    sender: str = ""
+    sequence: int | None = None
     transaction: str | None = None
+    timestamp_ms: int | None = None
     note: str = ""
 
     @property
@@ -127,6 +135,23 @@ def read(file: Path) -> list[ClientOperation]:
     return operations
 
 
+class HistoryTail:
+    """Reads what another process appends to its history."""
+
+    def __init__(self, file: Path) -> None:
+        self._stream = file.open("rb")
+        self._rest = b""
+        self._decoder = msgspec.json.Decoder(ClientOperation)
+
+    def read(self) -> list[ClientOperation]:
+        """Return the operations since the last call."""
+        *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
+        return [self._decoder.decode(line) for line in lines]
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 def merge(histories: Iterable[Sequence[ClientOperation]]) -> list[ClientOperation]:
     """Merge the histories of several processes of one machine by time.
 
@@ -150,3 +175,45 @@ def of(
             and group in (None, operation.group)
         ):
             yield operation
+
+
+def around(history: Sequence[ClientOperation], record: str, neighbours: int = 5) -> list[str]:
+    """Return what happened to a record, with the operations before and after it, as lines.
+
+    `record` is a key and a number, such as k3#17. The neighbours are operations of the same kind
+    by the same client on the same key, or on the same partition if the record has no other.
+    """
+    mine = [
+        index
+        for index, one in enumerate(history)
+        if one.key and f"{one.key}#{one.number}" == record
+    ]
+    if not mine:
+        return []
+    last = history[mine[-1]]
+    alike = [
+        index
+        for index, one in enumerate(history)
+        if (one.kind, one.group, one.member, one.key)
+        == (last.kind, last.group, last.member, last.key)
+    ]
+    place = alike.index(mine[-1])
+    near = alike[max(0, place - neighbours) : place + neighbours + 1]
+    began = history[0].at_ns
+    return [_line(history[index], began) for index in sorted({*mine, *near})]
+
+
+def _line(one: ClientOperation, began_ns: int) -> str:
+    where = "" if one.partition is None else f"partition {one.partition}"
+    if one.offset is not None and one.offset >= 0:
+        where += f" offset {one.offset}"
+    words = (
+        f"{(one.at_ns - began_ns) / 1e9:9.4f} s",
+        "/".join(name for name in (one.group, one.member) if name),
+        str(one.kind),
+        str(one.outcome),
+        f"{one.key}#{one.number}",
+        where,
+        one.note,
+    )
+    return "  ".join(word for word in words if word)

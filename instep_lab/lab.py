@@ -5,9 +5,11 @@ Each claim has a folder in its run. A run can be interrupted and resumed at any 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +25,18 @@ from instep.kafka import topics
 from instep.kafka.admin import consumer_groups
 from instep.local import artifacts, class_archives, java
 from instep.report import files
+from instep.waiting import wait_until
 from instep_lab import store
 from instep_lab.claim import Claim, ClaimResult, Tier, select
+from instep_lab.clients import defaults, java_client
 from instep_lab.cluster_pool import ClusterPool, LabCluster
 from instep_lab.trial import PREFIX, Trial
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 
 GIB = 1 << 30
 DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
+QUEUE_CLIENTS = ("pika", "pyzmq", "redis", "stomp.py")
+BROKERS_BACK_S = 30.0
 BROKER_BYTES = GIB  # heap, other memory of the JVM, and the clients
 
 Progress = Callable[[str], None]
@@ -56,6 +62,7 @@ class Lab:
         self._run, self._known, self._given, self._say = run, known, given, say
         self._advance = advance
         self._request = store.read_run(run)
+        self._commit = _commit()
 
     def run(self) -> dict[str, ClaimResult]:
         """Test the remaining claims of the run; return all its results, by claim."""
@@ -65,7 +72,8 @@ class Lab:
             )
             # experiments restart brokers dozens of times, and class archives make that faster
             class_archives.prepare(class_archives.KAFKA, self._say)
-        with ClusterPool(self._given, self._say) as pool:
+        short_lived = self._request.tier is Tier.QUICK
+        with ClusterPool(self._given, self._say, short_lived=short_lived) as pool:
             return self.run_on(pool)
 
     def run_on(self, pool: ClusterPool) -> dict[str, ClaimResult]:
@@ -94,6 +102,8 @@ class Lab:
             judgement=Judgement(ClaimVerdict.INCONCLUSIVE, "the run was interrupted"),
             command=command([claim.id], request.tier, request.seed, request.cluster),
             begun_at=files.now(),
+            commit=self._commit,
+            texts=claim.texts,
         )
         # An interrupted attempt may have left files.
         shutil.rmtree(self._run / claim.id, ignore_errors=True)
@@ -104,7 +114,9 @@ class Lab:
         trial = None
         try:
             cluster = pool.of(claim.brokers)
-            if cluster is not None and cluster.brokers < claim.brokers:
+            if cluster is not None and claim.brokers not in store.read_brokers(self._run):
+                store.write_brokers(self._run, claim.brokers, cluster.changed_settings())
+            if cluster is not None and not _has_brokers(cluster, claim.brokers):
                 raise errors.InstepError(  # noqa: TRY301 - reported like any other failure
                     f"{claim.id} needs {claim.brokers} brokers; the cluster has {cluster.brokers}"
                 )
@@ -117,6 +129,7 @@ class Lab:
                 say=self._say,
             )
             claim.experiment(trial)
+            trial.check_clients()
         except Exception as error:  # noqa: BLE001 - one broken experiment must not stop the others
             failure = error
         except BaseException:
@@ -144,8 +157,11 @@ class Lab:
             parts=parts,
             tables=trial.tables if trial else [],
             plots=trial.plots if trial else [],
+            examples=trial.examples if trial else [],
+            texts=claim.texts,
             command=result.command,
             begun_at=result.begun_at,
+            commit=result.commit,
             seconds=round(time.monotonic() - began, 2),
             ended=True,
         )
@@ -207,6 +223,7 @@ def prepare(
         claims=[claim.id for claim in selected],
         command=command(ids, tier, seed, cluster),
         begun_at=files.now(),
+        commit=_commit(),
         machine=_machine(),
         releases=_releases(cluster),
         cluster=cluster,
@@ -275,21 +292,59 @@ def _check_room(run: Path, tier: Tier, clusters: set[int]) -> None:
         )
 
 
+def _has_brokers(cluster: LabCluster, wanted: int) -> bool:
+    """Return whether the cluster has enough brokers.
+
+    Wait for those of the lab: a broker on a busy machine may lose its session for a moment.
+    """
+    patience_s = BROKERS_BACK_S if cluster.own else 0.0
+    return wait_until(lambda: cluster.brokers >= wanted, patience_s)
+
+
+def _commit() -> str | None:
+    """Return the commit of this checkout, marked if files were changed since; None without git."""
+    folder = Path(__file__).parent
+    found = _git(folder, "rev-parse", "HEAD")
+    if not found:
+        return None
+    if _git(folder, "status", "--porcelain", "--untracked-files=no"):
+        return f"{found} with local changes"
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    program = shutil.which("git")
+    if program is None:
+        return ""
+    done = subprocess.run(
+        [program, "-C", folder, *arguments], capture_output=True, text=True, check=False, timeout=20
+    )
+    return done.stdout.strip()
+
+
 def _machine() -> dict[str, str]:
     return {
         "system": platform.system(),
         "release": platform.release(),
         "cores": str(os.cpu_count() or "unknown"),
+        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     }
 
 
 def _releases(cluster: str | None) -> dict[str, str]:
+    """Return the releases of clients and servers, as far as they are known before the run."""
     found = {
         "instep": instep.__version__,
         "python": platform.python_version(),
-        "confluent-kafka": metadata.version("confluent-kafka"),
-        "kafka-python": metadata.version("kafka-python"),
+        "librdkafka": defaults.of_librdkafka(())[0],
     }
+    for package in ("confluent-kafka", "kafka-python", *QUEUE_CLIENTS):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     if cluster is None:
         found |= {"kafka": artifacts.KAFKA_VERSION, "java": str(java.find_version()[1])}
+        found["activemq"] = artifacts.ACTIVEMQ_VERSION
+        # without the jars, the experiments that need them say what is missing
+        with contextlib.suppress(errors.InstepError):
+            found["kafka-clients (Java)"] = java_client.release()
     return found

@@ -11,7 +11,9 @@ from typing import Any
 
 from instep import errors
 from instep.kafka.admin import consumer_groups
-from instep_lab.clients.consuming import ConsumerProgress, Consuming, Library
+from instep_lab.clients import admin
+from instep_lab.clients.consuming import ConsumerProgress, Consuming
+from instep_lab.clients.library import Library
 from instep_lab.clients.process import ClientProcess
 from instep_lab.trial import Scenario, Trial
 
@@ -41,6 +43,18 @@ UNIFORM = Assignor(
 BROKERS_RANGE = Assignor(
     "consumer protocol, range", {"group.protocol": "consumer", "group.remote.assignor": "range"}
 )
+JAVA_ASSIGNORS = "org.apache.kafka.clients.consumer."
+JAVA_RANGE = Assignor(
+    "Java, range",
+    {"partition.assignment.strategy": f"{JAVA_ASSIGNORS}RangeAssignor"},
+    Library.JAVA,
+)
+JAVA_COOPERATIVE = Assignor(
+    "Java, cooperative-sticky",
+    {"partition.assignment.strategy": f"{JAVA_ASSIGNORS}CooperativeStickyAssignor"},
+    Library.JAVA,
+)
+JAVA_UNIFORM = Assignor("Java, consumer protocol, uniform", UNIFORM.config, Library.JAVA)
 
 
 def supported(trial: Trial, *assignors: Assignor) -> list[Assignor]:
@@ -66,9 +80,15 @@ class Team:
         topic: str,
         assignor: Assignor,
         slow_ms: float = 0.0,
+        group: str | None = None,
         **plan: Any,
     ) -> None:
-        self.assignor, self.group, self.slow, self._slow_ms = assignor, trial.group(), "", slow_ms
+        self.assignor, self.group, self.slow, self._slow_ms = (
+            assignor,
+            group or trial.group(),
+            "",
+            slow_ms,
+        )
         self.killable: ClientProcess | None = None
         self._trial, self._scenario, self._topic, self._plan = trial, scenario, topic, plan
         self._present: list[tuple[ConsumerProgress, threading.Event, contextlib.ExitStack]] = []
@@ -103,6 +123,10 @@ class Team:
             self.killable.kill()
             self._trial.note(f"{self.assignor.name}: kill -9 of a member (pid {self.killable.pid})")
             self.killable = None
+
+    def close_first(self) -> None:
+        """Close the members before their processes are ended, should the trial fail."""
+        self._trial.callback(self.close)
 
     def close(self) -> None:
         # Stop all of them first, so that nobody works through another rebalance.
@@ -141,6 +165,23 @@ def _spell(assignor: Assignor, name: str) -> str:
     return name.replace(".", "_") if assignor.library is Library.KAFKA_PYTHON else name
 
 
+def set_session(trial: Trial, group: str, session_ms: int) -> None:
+    """Set the session timeout of a group with the consumer protocol, for later members."""
+    admin.set_session(trial.cluster.kafka, trial.cluster.bootstrap, group, session_ms)
+
+
+def remove_static(trial: Trial, group: str, instances: Sequence[str]) -> None:
+    """Remove members with a group.instance.id, which stay in the group after their clients closed.
+
+    The brokers do not remove members of the consumer protocol by request: wait for their sessions.
+    """
+    admin.remove_static(trial.cluster.kafka, trial.cluster.bootstrap, group, instances)
+    trial.wait(
+        lambda: not consumer_groups.members(trial.cluster.kafka, group),
+        f"the static members of group {group!r} to be gone",
+    )
+
+
 def at_once(teams: Sequence[Team], do: Callable[[Team], object]) -> None:
     with concurrent.futures.ThreadPoolExecutor(len(teams)) as pool:
         # list() raises the first error of a thread.
@@ -156,14 +197,16 @@ def settle(
     """
 
     def reached() -> bool:
-        if any(
-            sum(len(one.held) for one in team.members) != partitions
-            for team in teams
-            # The progress of a member in another process is not visible here.
-            if team.killable is None
-        ):
+        # The brokers are asked only when the members have found their coordinator: librdkafka's
+        # admin client may crash if it has to look for one that is not ready.
+        if not all(_seems_complete(team, partitions) for team in teams):
             return False
-        groups = consumer_groups.described(trial.cluster.kafka, [team.group for team in teams])
+        try:
+            groups = consumer_groups.described(trial.cluster.kafka, [team.group for team in teams])
+        except errors.InstepError as failure:
+            # A broker that has just started may refuse once.
+            trial.note(f"cannot describe the groups: {failure.what}")
+            return False
         return all(_is_complete(groups[team.group], team.size, partitions) for team in teams)
 
     trial.wait(
@@ -171,6 +214,16 @@ def settle(
         f"{', '.join(team.assignor.name for team in teams)} to settle on {partitions} partitions",
         patience_s,
     )
+    for team in teams:
+        team.close_first()
+
+
+def _seems_complete(team: Team, partitions: int) -> bool:
+    held = [len(one.held) for one in team.members]
+    if team.killable is None:
+        return sum(held) == partitions
+    # The progress of a member in another process is not visible here.
+    return 0 < sum(held) <= partitions
 
 
 def settled_teams(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:

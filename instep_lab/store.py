@@ -1,6 +1,7 @@
 """Runs of the lab, each of which is a folder.
 
 RUN/run.json                the request, the releases and the machine
+RUN/brokers.json            the settings of the brokers that differ from Kafka's defaults
 RUN/CLAIM/verdict.json      the result; INCONCLUSIVE until the experiment has ended
 RUN/CLAIM/settings.json     the settings of every client, by scenario
 RUN/CLAIM/timeline.jsonl    steps and faults, with their times
@@ -24,6 +25,7 @@ from instep.report import files
 from instep_lab.claim import ClaimResult, Tier
 
 RUN_FILE = "run.json"
+BROKERS_FILE = "brokers.json"
 VERDICT_FILE = "verdict.json"
 SETTINGS_FILE = "settings.json"
 TIMELINE_FILE = "timeline.jsonl"
@@ -33,7 +35,7 @@ Stored = TypeVar("Stored")
 
 
 class LabRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a run, and the machine and releases it ran on.
+    """The request of a run, and the machine, the commit and the releases it ran on.
 
     `cluster` is None if the lab started its own brokers.
     """
@@ -44,9 +46,17 @@ class LabRun(msgspec.Struct, frozen=True, kw_only=True):
     claims: list[str]
     command: str
     begun_at: str
+    commit: str | None = None
     machine: dict[str, str]
     releases: dict[str, str]
     cluster: str | None = None
+
+
+class BrokerSetting(msgspec.Struct, frozen=True):
+    """A setting of the brokers that is not Kafka's default."""
+
+    value: str | None
+    default: str | None
 
 
 class CreatedResource(msgspec.Struct, frozen=True):
@@ -115,6 +125,14 @@ def read_run(run: Path) -> LabRun:
     return files.read(run / RUN_FILE, LabRun)
 
 
+def add_releases(run: Path, found: Mapping[str, str]) -> None:
+    """Add releases that are known only when servers run; nothing outside of a stored run."""
+    if files.exists(run / RUN_FILE):
+        known = read_run(run)
+        releases = {**known.releases, **found}
+        files.write(run / RUN_FILE, msgspec.structs.replace(known, releases=releases))
+
+
 def read_results(run: Path) -> dict[str, ClaimResult]:
     """Return the results so far, by claim, in the order of the request."""
     return {
@@ -152,6 +170,16 @@ def read_timeline(folder_: Path) -> list[dict[str, Any]]:
             msgspec.json.decode(line, type=dict[str, Any])
             for line in file.read_bytes().split(b"\n")[:-1]
         ]
+
+
+def read_brokers(run: Path) -> dict[int, dict[str, BrokerSetting]]:
+    """Return the changed settings of the brokers, by the number of brokers of the cluster."""
+    file = run / BROKERS_FILE
+    return files.read(file, dict[int, dict[str, BrokerSetting]]) if files.exists(file) else {}
+
+
+def write_brokers(run: Path, brokers: int, changed: Mapping[str, BrokerSetting]) -> None:
+    files.write(run / BROKERS_FILE, {**read_brokers(run), brokers: dict(changed)})
 
 
 def record_created(run: Path, resource: CreatedResource) -> None:

@@ -8,6 +8,7 @@ is created, and removed afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import shutil
 import statistics
@@ -17,29 +18,37 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
-from instep import errors
+from instep import errors, settings
 from instep.kafka import offsets, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import broker, processes
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep.waiting import wait_until
-from instep_lab import history, store, verdict
-from instep_lab.claim import Tier
-from instep_lab.clients import consuming, process, publishing
-from instep_lab.clients.consuming import CommitMode, Consuming
-from instep_lab.clients.publishing import Publishing
+from instep_lab import checkers, history, integrity, store, verdict
+from instep_lab.claim import AnomalyExample, Tier
+from instep_lab.clients import consuming, java_host, process, publishing
+from instep_lab.clients.consuming import CommitMode, Consuming, Pool
+from instep_lab.clients.library import Library
+from instep_lab.clients.publishing import Measuring, Publishing
 from instep_lab.cluster_pool import LabCluster
-from instep_lab.history import ClientOperation, HistoryWriter, OperationKind
-from instep_lab.verdict import Role, VerdictPart
+from instep_lab.history import (
+    ClientOperation,
+    HistoryTail,
+    HistoryWriter,
+    OperationKind,
+    OperationStatus,
+)
+from instep_lab.verdict import Dependence, Role, VerdictPart
 
 PREFIX = "instep-lab"
 PATIENCE_S = 60.0
 JOIN_S = 90.0
 STABLE_S = 0.5
+FOLLOW_INTERVAL_S = 0.05
 
 Number = TypeVar("Number", int, float)
 Result = TypeVar("Result")
@@ -60,26 +69,90 @@ class Scenario:
         self._trial = trial
         self._file = trial.folder / f"history-{store.file_name(name)}.jsonl"
         self._parts: list[Path] = []
+        self._plans: list[Publishing | Consuming] = []
+        # set by an experiment whose log has gaps, such as after compaction, or begins again
+        self.gaps_allowed = self.disk_lost = False
+        # what the check of the clients must leave to the experiment
+        self.keys_move = self.commits_move = self.judges_idempotence = False
+        self._lock = threading.Lock()
+        self._acknowledged_elsewhere = 0
         self._history_writer = HistoryWriter(self._file)
 
     def publish(self, plan: Publishing, connection: Mapping[str, Any] | None = None) -> None:
-        """Publish in this process until the plan is complete."""
-        self._trial.store_plan(self.name, plan)
-        publishing.publish(plan, connection or self._trial.cluster.connection, self._history_writer)
+        """Publish until the plan is complete, in this process unless the client is Java's."""
+        self._store(plan)
+        self._run_client(plan, connection, threading.Event(), consuming.ConsumerProgress())
 
     def consume(
         self, plan: Consuming, connection: Mapping[str, Any] | None = None
     ) -> consuming.ConsumerProgress:
-        """Consume in this process until the end that the plan defines."""
-        self._trial.store_plan(self.name, plan)
+        """Consume until the end that the plan defines, in this process unless it is Java's."""
+        self._store(plan)
         progress = consuming.ConsumerProgress()
-        consuming.consume(
-            plan,
-            connection or self._trial.cluster.connection,
-            self._history_writer,
-            progress=progress,
-        )
+        self._run_client(plan, connection, threading.Event(), progress)
         return progress
+
+    def _run_client(
+        self,
+        plan: Publishing | Consuming,
+        connection: Mapping[str, Any] | None,
+        stop: threading.Event,
+        progress: consuming.ConsumerProgress,
+    ) -> None:
+        """Run a client until its end, or until it is stopped."""
+        config = connection or self._trial.cluster.connection
+        if plan.library is Library.JAVA:
+            self._run_java(plan, config, stop, progress)
+        elif isinstance(plan, Publishing):
+            publishing.publish(plan, config, self._history_writer, stop)
+        else:
+            consuming.consume(plan, config, self._history_writer, stop, progress)
+
+    def _run_java(
+        self,
+        plan: Publishing | Consuming,
+        connection: Mapping[str, Any],
+        stop: threading.Event,
+        progress: consuming.ConsumerProgress,
+    ) -> None:
+        started = self._launch(plan, connection, may_share=True)
+        tail = HistoryTail(started.file)
+        try:
+            while started.status is None:
+                if stop.wait(FOLLOW_INTERVAL_S):
+                    started.terminate()
+                    started.wait(JOIN_S)
+                self._follow(plan, tail, progress)
+            self._follow(plan, tail, progress)
+            self._refuse_failed(plan, started)
+        finally:
+            tail.close()
+            started.close()
+
+    def _follow(
+        self, plan: Publishing | Consuming, tail: HistoryTail, progress: consuming.ConsumerProgress
+    ) -> None:
+        """Count what a client in another process has done since the last call."""
+        for one in tail.read():
+            match one.kind, one.outcome:
+                case OperationKind.SEND, OperationStatus.OK:
+                    with self._lock:
+                        self._acknowledged_elsewhere += 1
+                case OperationKind.READ, OperationStatus.OK:
+                    progress.read += 1
+                case OperationKind.READ, OperationStatus.FAIL:
+                    progress.errors.append(one.note)
+                case OperationKind.POSITION, _:
+                    progress.ends[one.partition or 0] = one.offset or 0
+                case ((OperationKind.ASSIGN | OperationKind.REVOKE), _):
+                    changed = {(plan.topic, one.partition or 0)}
+                    held = set(progress.held)
+                    progress.hold(
+                        plan.topic,
+                        held | changed if one.kind is OperationKind.ASSIGN else held - changed,
+                    )
+                case _:
+                    pass
 
     def read_topic(
         self,
@@ -91,10 +164,12 @@ class Scenario:
     ) -> consuming.ConsumerProgress:
         """Read the whole topic into the history, without a consumer group.
 
-        Wait first until the end of the log stops moving: unanswered sends may still arrive, and the
-        high watermark of a new leader may be behind its log.
+        Wait first until the log ends with what was acknowledged, or else until its end stops
+        moving: unanswered sends may still arrive, and the high watermark of a new leader may be
+        behind its log.
         """
-        self._trial.wait_for_stable_end(topic, partitions)
+        if not self._has_all(topic, partitions):
+            self._trial.wait_for_stable_end(topic, partitions)
         plan = Consuming(
             topic=topic,
             group=by,
@@ -108,17 +183,32 @@ class Scenario:
         )
         return self.consume(plan)
 
+    def _has_all(self, topic: str, partitions: int) -> bool:
+        """Return whether every send was acknowledged, and the log ends with the last ones."""
+        ends = dict.fromkeys(range(partitions), 0)
+        for one in history.of(self.history(), OperationKind.SEND, None):
+            if one.outcome is not OperationStatus.OK or one.offset is None or one.offset < 0:
+                return False
+            if one.topic == topic:
+                part = one.partition or 0
+                ends[part] = max(one.offset + 1, ends.get(part, 0))
+        senders = [plan for plan in self._plans if isinstance(plan, Publishing)]
+        if not any(ends.values()) or any(one.dies_after is not None for one in senders):
+            return False  # a process that was killed has not recorded everything
+        kafka = self._trial.cluster.kafka
+        return ends == offsets.latest(kafka, topic, range(partitions), committed=False)
+
     @property
     def acknowledged(self) -> int:
-        """The number of acknowledged sends of clients in this process so far."""
-        return self._history_writer.count(OperationKind.SEND)
+        """The number of acknowledged sends of clients that this scenario follows so far."""
+        return self._history_writer.count(OperationKind.SEND) + self._acknowledged_elsewhere
 
     @contextlib.contextmanager
     def background(
         self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[consuming.ConsumerProgress, threading.Event]]:
         """Run a client in a thread; stop it and wait for it at the end of the block."""
-        self._trial.store_plan(self.name, plan)
+        self._store(plan)
         stop, progress, failures = (
             threading.Event(),
             consuming.ConsumerProgress(),
@@ -127,11 +217,7 @@ class Scenario:
 
         def run() -> None:
             try:
-                config = connection or self._trial.cluster.connection
-                if isinstance(plan, Publishing):
-                    publishing.publish(plan, config, self._history_writer, stop)
-                else:
-                    consuming.consume(plan, config, self._history_writer, stop, progress)
+                self._run_client(plan, connection, stop, progress)
             except BaseException as failure:  # noqa: BLE001 - raised again in the calling thread
                 failures.append(failure)
 
@@ -168,10 +254,44 @@ class Scenario:
         self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None
     ) -> process.ClientProcess:
         """Start a client in its own process; it ends with the trial at the latest."""
-        self._trial.store_plan(self.name, plan)
-        part = self._file.with_name(f"{self._file.stem}-{len(self._parts) + 1}.jsonl")
-        self._parts.append(part)
-        started = process.ClientProcess(plan, connection or self._trial.cluster.connection, part)
+        self._store(plan)
+        return self._launch(plan, connection)
+
+    @overload
+    def _launch(
+        self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None
+    ) -> process.ClientProcess: ...
+
+    @overload
+    def _launch(
+        self,
+        plan: Publishing | Consuming,
+        connection: Mapping[str, Any] | None,
+        *,
+        may_share: bool,
+    ) -> process.ClientProcess | java_host.HostedClient: ...
+
+    def _launch(
+        self,
+        plan: Publishing | Consuming,
+        connection: Mapping[str, Any] | None,
+        *,
+        may_share: bool = False,
+    ) -> process.ClientProcess | java_host.HostedClient:
+        """Start a client in its own process, or in a JVM that others share."""
+        with self._lock:
+            part = self._file.with_name(f"{self._file.stem}-{len(self._parts) + 1}.jsonl")
+            # before others see it: they may read the history at any time
+            part.touch()
+            self._parts.append(part)
+        config = connection or self._trial.cluster.connection
+        if plan.library is Library.JAVA:
+            config = self._trial.cluster.java_connection(config)
+        started: process.ClientProcess | java_host.HostedClient
+        if may_share and plan.library is Library.JAVA and java_host.can_host(plan):
+            started = self._trial.cluster.java_host().start(plan, config, part)
+        else:
+            started = process.ClientProcess(plan, config, part)
         self._trial.callback(started.close)
         self._trial.note(f"{self.name}: started {plan.member} (pid {started.pid})")
         return started
@@ -181,24 +301,69 @@ class Scenario:
         plan: Publishing | Consuming,
         connection: Mapping[str, Any] | None = None,
         timeout_s: float = PATIENCE_S,
+        *,
+        may_share: bool = False,
     ) -> int:
-        """Run a client in its own process and wait for it.
+        """Run a client in its own process, or in one that it may share, and wait for it.
 
         Return its exit status, which is negative for the signal that killed it.
         """
-        started = self.start(plan, connection)
-        status = started.wait(timeout_s)
+        self._store(plan)
+        started = self._launch(plan, connection, may_share=may_share)
+        started.wait(timeout_s)
+        status = self._refuse_failed(plan, started)
         started.close()
-        self._trial.note(f"{self.name}: {plan.member} (pid {started.pid}) ended with {status}")
+        return status
+
+    def _refuse_failed(
+        self, plan: Publishing | Consuming, ended: process.ClientProcess | java_host.HostedClient
+    ) -> int:
+        """Return the exit status; raise if the client failed, or died without a plan to."""
+        status = ended.wait()
+        self._trial.note(f"{self.name}: {plan.member} (pid {ended.pid}) ended with {status}")
         if isinstance(plan, Publishing):
             may_die = plan.dies_after is not None
         else:
             may_die = plan.dies_at is not None
         if status > 0 or (status < 0 and not may_die):
             raise errors.InstepError(
-                f"a client of scenario {self.name!r} ended with {status}:\n{started.output()}"
+                f"a client of scenario {self.name!r} ended with {status}:\n{ended.output()}"
             )
         return status
+
+    def _store(self, plan: Publishing | Consuming) -> None:
+        with self._lock:
+            self._plans.append(plan)
+        self._trial.store_plan(self.name, plan)
+
+    def check(self) -> integrity.Checked:
+        """Check that the clients did what they recorded, and read the log as it is."""
+        senders = [plan for plan in self._plans if isinstance(plan, Publishing)]
+        consumers = [plan for plan in self._plans if isinstance(plan, Consuming)]
+        keyed = {one.member for one in senders if one.keyed and one.by_number is None}
+        once = {one.topic for one in senders} - {one.topic for one in senders if not one.idempotent}
+        after_work = {(one.group, one.member) for one in consumers if one.commits_after_work}
+        at_commit = {(one.group, one.member) for one in consumers if one.continues_at_commit}
+        at_end = {(one.group, one.member) for one in consumers if one.commits_at_end}
+        automatic = {one.group for one in consumers if not one.records_commits}
+        return integrity.check(
+            self.history(),
+            integrity.Expected(
+                commits_after_work=after_work,
+                commits_at_end=at_end,
+                continues_at_commit=() if self.commits_move else at_commit,
+                knows_commits={one.group for one in consumers} - automatic,
+                reads_to_end={(one.group, one.member) for one in consumers if one.reads_to_end},
+                routes_by_key={
+                    (one.group, one.member) for one in consumers if one.pool is Pool.BY_KEY
+                },
+                learns_offsets={one.member for one in senders if one.learns_offsets},
+                sends_keys=() if self.keys_move else keyed,
+                sends_once=() if self.judges_idempotence else once,
+                gaps_allowed=self.gaps_allowed,
+                disk_lost=self.disk_lost,
+            ),
+        )
 
     def note(self, operation: ClientOperation) -> None:
         """Record an operation that no client in `clients/` performed."""
@@ -231,6 +396,7 @@ class Trial:
         self.parts: list[VerdictPart] = []
         self.tables: list[ReportTable] = []
         self.plots: list[Plot] = []
+        self.examples: list[AnomalyExample] = []
         # By claim: the choices are the same whether it runs alone or with others.
         self.random = random.Random(f"{seed}-{claim}")  # noqa: S311 - no secret
         self._cluster = cluster
@@ -239,11 +405,12 @@ class Trial:
         # Unbuffered: a kill loses nothing.
         self._timeline = (self.folder / "timeline.jsonl").open("ab", buffering=0)
         self._settings: dict[str, list[Any]] = {}
+        self._scenarios: list[Scenario] = []
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._timeline.close)
         self._own_name = f"{PREFIX}-{uuid.uuid4().hex[:8]}-{claim}"
         self._names = 0
-        self._abandoned = False
+        self._abandoned = self._disposable = False
         self._lock = threading.Lock()
 
     # --- tools ---------------------------------------------------------------------------------
@@ -253,6 +420,21 @@ class Trial:
         if self._cluster is None:
             raise errors.InstepError(f"{self.claim} was declared to need no brokers")
         return self._cluster
+
+    @contextlib.contextmanager
+    def own_broker(self, properties: Mapping[str, str]) -> Iterator[None]:
+        """Run the block on a broker of its own, which has these properties and ends with it."""
+        shared = self._cluster
+        own = broker.LocalCluster(1, properties=properties, short_lived=True)
+        own.start()
+        cluster = LabCluster(settings.Kafka(), own.bootstrap, own)
+        self.note(f"started a broker of its own with {dict(properties)}")
+        self._cluster, self._disposable = cluster, True
+        try:
+            yield
+        finally:
+            self._cluster, self._disposable = shared, False
+            cluster.close()
 
     def scaled(self, quick: Number, full: Number) -> Number:
         """Return a size by tier."""
@@ -302,10 +484,55 @@ class Trial:
             self._names += 1
             return f"{self._own_name}-{kind}-{self._names}"
 
-    def scenario(self, name: str) -> Scenario:
+    def scenario(
+        self,
+        name: str,
+        *,
+        keys_move: bool = False,
+        commits_move: bool = False,
+        judges_idempotence: bool = False,
+    ) -> Scenario:
+        """Return a new scenario: the workload with one thing changed.
+
+        An experiment says so if it moves keys to other partitions, if it moves the commits of its
+        groups, or if it judges itself whether idempotent senders write each record once.
+        """
         scenario = Scenario(self, name)
+        scenario.keys_move, scenario.commits_move = keys_move, commits_move
+        scenario.judges_idempotence = judges_idempotence
+        self._scenarios.append(scenario)
         self.callback(scenario.close)
         return scenario
+
+    @contextlib.contextmanager
+    def running(
+        self,
+        plans: Mapping[Scenario, Publishing | Consuming],
+        connection: Mapping[str, Any] | None = None,
+    ) -> Iterator[list[threading.Event]]:
+        """Run a client for each scenario in threads; stop all of them at the end of the block.
+
+        They are stopped before the first of them is waited for. Yield the events that stop them.
+        """
+        with contextlib.ExitStack() as started:
+            stops = [
+                started.enter_context(scenario.background(plan, connection))[1]
+                for scenario, plan in plans.items()
+            ]
+            yield stops
+            for stop in stops:
+                stop.set()
+
+    def read_topics(
+        self, topics_: Mapping[Scenario, str], partitions: int = 1, *, by: str = "reader"
+    ) -> None:
+        """Read a topic into the history of each scenario, all at the same time."""
+        self.together(
+            {
+                scenario.name: functools.partial(scenario.read_topic, topic, partitions, by=by)
+                for scenario, topic in topics_.items()
+            }
+        )
 
     def callback(self, clean_up: Callable[[], object]) -> None:
         """Run this when the trial ends, in reverse order of registration.
@@ -335,13 +562,16 @@ class Trial:
             f"{more} more acknowledged sends",
         )
 
-    def wait_for_stable_end(self, topic: str, partitions: int) -> None:
+    def wait_for_stable_end(
+        self, topic: str, partitions: int, cluster: LabCluster | None = None
+    ) -> None:
         """Wait until the ends of the partitions have not moved for a while."""
+        kafka = (cluster or self.cluster).kafka
         ends, since = None, time.monotonic()
 
         def is_stable() -> bool:
             nonlocal ends, since
-            now = offsets.latest(self.cluster.kafka, topic, range(partitions), committed=False)
+            now = offsets.latest(kafka, topic, range(partitions), committed=False)
             if now != ends:
                 ends, since = now, time.monotonic()
             return time.monotonic() - since > STABLE_S
@@ -391,9 +621,20 @@ class Trial:
 
     # --- observations --------------------------------------------------------------------------
 
-    def statement(self, statement: str, holds: bool | None, evidence: str) -> None:
-        """Record whether a statement of the claim holds; None if the run could not determine it."""
-        self._add(Role.STATEMENT, statement, holds, evidence)
+    def statement(
+        self,
+        statement: str,
+        holds: bool | None,
+        evidence: str,
+        *,
+        client: Library | None = None,
+        on: Dependence | None = None,
+    ) -> None:
+        """Record whether a statement of the claim holds; None if the run could not determine it.
+
+        With `client`, the statement is about one client library.
+        """
+        self._add(Role.STATEMENT, statement, holds, evidence, client, on)
 
     def control(self, statement: str, holds: bool | None, evidence: str) -> None:
         """Record whether a control holds, without which the rest means nothing.
@@ -402,9 +643,32 @@ class Trial:
         """
         self._add(Role.CONTROL, statement, holds, evidence)
 
-    def limit(self, statement: str, holds: bool | None, evidence: str) -> None:
-        """Record whether the run showed a condition under which the claim does not hold."""
-        self._add(Role.LIMIT, statement, holds, evidence)
+    def limit(
+        self,
+        statement: str,
+        holds: bool | None,
+        evidence: str,
+        *,
+        client: Library | None = None,
+        on: Dependence | None = None,
+    ) -> None:
+        """Record whether the run showed a condition under which the claim does not hold.
+
+        `on` says what the condition is; by default it is a setting.
+        """
+        self._add(Role.LIMIT, statement, holds, evidence, client, on)
+
+    def check_clients(self) -> None:
+        """Record whether the clients of all scenarios can be trusted."""
+        checked = {scenario.name: scenario.check() for scenario in self._scenarios}
+        faults = [f"{name}: {fault}" for name, one in checked.items() for fault in one.faults]
+        operations = sum(one.operations for one in checked.values())
+        if operations:
+            self.control(
+                "the clients did what they recorded, and read the log as it is",
+                not faults,
+                str(integrity.Checked(operations, faults)),
+            )
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         self.tables.append(ReportTable(title, list(columns), [list(row) for row in rows]))
@@ -423,13 +687,30 @@ class Trial:
         lines = [Series(name, list(points)) for name, points in series.items()]
         self.plots.append(Plot(title, x, y, lines, kind, log_x, log_y))
 
+    def example(self, scenario: Scenario, found: checkers.Anomalies) -> None:
+        """Show the first anomaly that was found in a scenario, with the operations around it.
+
+        Only the first example of each anomaly is kept; without an anomaly this does nothing.
+        """
+        if not found or not found.examples:
+            return
+        record = found.examples[0]
+        if any(one.title.startswith(f"{found.anomaly}:") for one in self.examples):
+            return
+        self.examples.append(
+            AnomalyExample(
+                f"{found.anomaly}: {record} ({scenario.name})",
+                history.around(scenario.history(), record),
+            )
+        )
+
     def note(self, what: str) -> None:
         """Add a line to the timeline."""
         if not self._timeline.closed:
             step = TimelineStep(round(time.monotonic() - self._began, 3), what)
             self._timeline.write(msgspec.json.encode(step) + b"\n")
 
-    def store_plan(self, scenario: str, plan: Publishing | Consuming) -> None:
+    def store_plan(self, scenario: str, plan: Publishing | Consuming | Measuring) -> None:
         """Store the settings of a client, without the connection, which may contain a password."""
         with self._lock:
             self._settings.setdefault(scenario, []).append(msgspec.to_builtins(plan))
@@ -449,6 +730,8 @@ class Trial:
 
     def _to_remove(self, remove: Callable[[], object]) -> None:
         """Remove something from the cluster when the trial ends."""
+        if self._disposable:
+            return
 
         def remove_unless_abandoned() -> None:
             if not (self._abandoned and self.cluster.own):
@@ -456,10 +739,18 @@ class Trial:
 
         self.callback(remove_unless_abandoned)
 
-    def _add(self, role: Role, statement: str, holds: bool | None, evidence: str) -> None:
-        part = VerdictPart(role, statement, verdict.outcome(holds), evidence)
+    def _add(
+        self,
+        role: Role,
+        statement: str,
+        holds: bool | None,
+        evidence: str,
+        client: Library | None = None,
+        on: Dependence | None = None,
+    ) -> None:
+        part = VerdictPart(role, statement, verdict.outcome(holds), evidence, str(client or ""), on)
         self.parts.append(part)
-        self.note(f"{part.outcome}: {role}: {statement}: {evidence}")
+        self.note(f"{part.outcome}: {role}: {part.title}: {evidence}")
 
     def _named(self, kind: str) -> str:
         name = self.name(kind)
@@ -474,7 +765,12 @@ class Trial:
                 f"the members of group {name!r} to be gone",
             )
         if consumer_groups.exists(self.cluster.kafka, name):
-            consumer_groups.delete(self.cluster.kafka, name)
+            try:
+                consumer_groups.delete(self.cluster.kafka, name)
+            except errors.SettingsError:
+                # the broker removes an empty group without commits by itself
+                if consumer_groups.exists(self.cluster.kafka, name):
+                    raise
 
 
 def _state(node: broker.Broker) -> str:

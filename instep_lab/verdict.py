@@ -2,12 +2,12 @@
 
 An experiment divides its claim into parts, each of which is PASS, FAIL or INCONCLUSIVE:
 
-    statement  what the claim says; several parts if it says several things
+    statement  what the claim says; several parts if it says several things, or for several clients
     control    what must hold for the rest to mean anything, such as loss without the protection
     limit      a condition under which the claim does not hold; PASS if the run showed that
 
-The verdict is INCONCLUSIVE if a control did not pass or any part is INCONCLUSIVE: unknown never
-counts as a pass.
+The verdict is INCONCLUSIVE if a control or a limit did not pass or any part is INCONCLUSIVE:
+unknown never counts as a pass, and a limit that did not show is not silently dropped.
 """
 
 from __future__ import annotations
@@ -30,21 +30,52 @@ class Role(enum.StrEnum):
     LIMIT = "limit"
 
 
+class Dependence(enum.StrEnum):
+    """What decides whether a claim holds, the most surprising first.
+
+    A setting may also be the situation: the workload, the number of replicas, a fault.
+    """
+
+    CLIENT = "client"
+    RELEASE = "release"
+    SETTING = "setting"
+
+
 class ClaimVerdict(enum.StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
-    DEPENDS = "depends"
+    DEPENDS_ON_CLIENT = "depends on the client"
+    DEPENDS_ON_RELEASE = "depends on the release"
+    DEPENDS_ON_SETTING = "depends on the setting"
     OUTDATED = "was right"
     INCONCLUSIVE = "INCONCLUSIVE"
 
 
+DEPENDS = {
+    Dependence.CLIENT: ClaimVerdict.DEPENDS_ON_CLIENT,
+    Dependence.RELEASE: ClaimVerdict.DEPENDS_ON_RELEASE,
+    Dependence.SETTING: ClaimVerdict.DEPENDS_ON_SETTING,
+}
+
+
 class VerdictPart(msgspec.Struct, frozen=True):
-    """One statement that the run confirmed or refuted, with the evidence."""
+    """One statement that the run confirmed or refuted, with the evidence.
+
+    `client` names the client library that it was observed with, if the claim is tested with
+    several. `on` says what decides, for a limit or for a statement that is only sometimes true.
+    """
 
     role: Role
     statement: str
     outcome: PartOutcome
     evidence: str
+    client: str = ""
+    on: Dependence | None = None
+
+    @property
+    def title(self) -> str:
+        """The statement, with the client if there is one."""
+        return f"{self.client}: {self.statement}" if self.client else self.statement
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -67,16 +98,17 @@ def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
     `until` names the release up to which a claim that is wrong today was right.
     """
     statements = [part for part in parts if part.role is Role.STATEMENT]
-    undecided = [part for part in parts if part.outcome is PartOutcome.INCONCLUSIVE] + [
-        part for part in parts if part.role is Role.CONTROL and part.outcome is PartOutcome.FAIL
+    undecided = [
+        part
+        for part in parts
+        if part.outcome is PartOutcome.INCONCLUSIVE
+        or (part.role is not Role.STATEMENT and part.outcome is PartOutcome.FAIL)
     ]
     if undecided or not statements:
         reason = _list_parts("", undecided) or "no statement of the claim was tested"
         return Judgement(ClaimVerdict.INCONCLUSIVE, reason)
     refuted = [part for part in statements if part.outcome is PartOutcome.FAIL]
-    limits = [
-        part for part in parts if part.role is Role.LIMIT and part.outcome is PartOutcome.PASS
-    ]
+    limits = [part for part in parts if part.role is Role.LIMIT]
     if len(refuted) == len(statements):
         if until:
             reason = f"until {until}; {_list_parts('no longer true: ', refuted)}"
@@ -84,9 +116,25 @@ def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
         return Judgement(ClaimVerdict.WRONG, _list_parts("not true: ", refuted))
     if refuted or limits:
         both = (_list_parts("not true: ", refuted), _list_parts("but ", limits))
-        return Judgement(ClaimVerdict.DEPENDS, "; ".join(text for text in both if text))
+        decisive = {_dependence(part, statements) for part in (*refuted, *limits)}
+        most_surprising = next(one for one in Dependence if one in decisive)
+        return Judgement(DEPENDS[most_surprising], "; ".join(text for text in both if text))
     return Judgement(ClaimVerdict.RIGHT, _list_parts("", statements))
 
 
+def _dependence(part: VerdictPart, statements: Sequence[VerdictPart]) -> Dependence:
+    """Return what a refuted statement or a limit depends on.
+
+    It is the client if the same statement is true for another one.
+    """
+    if part.on is not None:
+        return part.on
+    if part.client and any(
+        one.statement == part.statement and one.outcome is PartOutcome.PASS for one in statements
+    ):
+        return Dependence.CLIENT
+    return Dependence.SETTING
+
+
 def _list_parts(prefix: str, parts: Sequence[VerdictPart]) -> str:
-    return "; ".join(f"{prefix}{part.statement}: {part.evidence}" for part in parts)
+    return "; ".join(f"{prefix}{part.title}: {part.evidence}" for part in parts)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SEPARATOR = b"#"
 PADDING = b"|"
+SENDER, SEQUENCE = "sender", "sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,32 @@ def parse(value: bytes) -> tuple[str, int]:
     return key.decode(), int(number)
 
 
+def headers(sender: str, sequence: int) -> list[tuple[str, str | bytes | None]]:
+    """Return the headers that say which producer handed a record over, and when in its order."""
+    return [(SENDER, sender.encode()), (SEQUENCE, str(sequence).encode())]
+
+
+def parse_headers(
+    found: Mapping[str, Any] | Iterable[tuple[str, Any]] | None,
+) -> tuple[str, int | None]:
+    """Return the sender and its sequence number, if the record has them."""
+    values = dict(found or ())
+    if SENDER not in values or SEQUENCE not in values:
+        return "", None
+    return values[SENDER].decode(), int(values[SEQUENCE])
+
+
 def records(
-    seed: int | str, count: int, keys: int, size: int = 100, first: int = 0
+    seed: int | str, count: int, keys: int, size: int = 100, first: int = 0, first_key: int = 0
 ) -> Iterator[WorkloadRecord]:
     """Yield records with random keys.
 
-    `first` is the number at which each key starts, for a workload that continues another.
+    `first` is the number at which each key starts, for a workload that continues another. The keys
+    are k0, k1, …, or begin with another number.
     """
     generator = random.Random(seed)  # noqa: S311 - a repeatable workload, nothing secret
     numbers: dict[str, int] = defaultdict(lambda: first)
     for _ in range(count):
-        key = f"k{generator.randrange(keys)}"
+        key = f"k{first_key + generator.randrange(keys)}"
         yield WorkloadRecord(key, numbers[key], size)
         numbers[key] += 1

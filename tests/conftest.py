@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from instep.local.broker import LocalCluster
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
+from tests.support.database_servers import UnsyncedMariaDB, UnsyncedPostgres
 from tests.support.pgbouncer import PROGRAM, PgBouncer
 from tests.support.secured import SecuredBroker
 
@@ -35,8 +36,8 @@ settings.register_profile(
 settings.load_profile("instep")
 
 # The JVMs of the tests live for seconds: Java's optimising compiler would take a third of their
-# time and never pay off.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# time and never pay off. Without it, the default room for compiled code is too small for Spark SQL.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 # servers that the user started: an administrator's URL
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
@@ -48,17 +49,19 @@ LONG = (
     "test_spark_cluster.py",
     "lab",
     "bench",
-    "test_cli.py",
     "test_stops.py",
     "test_reconcile.py",
+    "test_cli.py",
+    "test_docs.py",
+    "test_api.py",
     "test_transaction.py",
     "test_model.py",
     "pipeline",
     "local",
     "test_live.py",
-    "test_docs.py",
     "test_watch.py",
     "test_terminal.py",
+    "bridge",
     "kafka",
     "emit",
 )
@@ -67,6 +70,10 @@ LONG = (
 # them.
 QUICK = (
     "document",
+    "bridge/test_schedule.py",
+    "bridge/test_settings.py",
+    "bridge/test_state.py",
+    "bridge/test_urls.py",
     "bench/test_compare.py",
     "bench/test_latency_join.py",
     "bench/test_load.py",
@@ -78,13 +85,16 @@ QUICK = (
     "emit/test_files.py",
     "emit/test_memory.py",
     "kafka/test_places.py",
+    "lab/test_bounds.py",
     "lab/test_checkers.py",
+    "lab/test_integrity.py",
     "lab/test_report.py",
     "lab/test_store.py",
     "lab/test_verdict.py",
     "lab/test_workload.py",
     "pipeline/test_isolate.py",
     "pipeline/test_live_view.py",
+    "pipeline/test_stop.py",
     "pipeline/test_task.py",
     "reconcile/test_coverage.py",
     "report",
@@ -159,7 +169,7 @@ def secured_broker() -> Iterator[SecuredBroker]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
+    with UnsyncedPostgres() as server:
         yield server
 
 
@@ -177,7 +187,7 @@ def mariadb() -> Iterator[MariaDB | GivenServer]:
     if MARIADB_URL:
         yield GivenServer(MARIADB_URL)
     else:
-        with MariaDB() as server:
+        with UnsyncedMariaDB() as server:
             yield server
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -10,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from instep import errors, extras
-from instep.local import keeper_client, paths, ports, processes
+from instep.local import class_archives, keeper_client, paths, ports, processes
 from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
@@ -75,6 +77,13 @@ class SparkCluster(Lifetime):
             **paths.python_environment(),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
+            # The user's own options come last: the JVM takes the last one of a kind.
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(
+                [
+                    shlex.join(class_archives.SPARK.jvm_flags()),
+                    os.environ.get("SPARK_DAEMON_JAVA_OPTS", ""),
+                ]
+            ).strip(),
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": ports.HOST,
         }

@@ -1,7 +1,8 @@
 """Claims about committing: when a position is committed, and what a crash then loses or repeats.
 
 A consumer in its own process kills itself with -9 at a given point; a second consumer of the same
-group finishes the work.
+group finishes the work. What the rows of a database or the records of another topic add to it is
+in `effects.py`; what a rebalance adds is in `rebalance.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,127 +19,28 @@ from instep.local.proxy import NetworkFault
 from instep.report.tables import Cell
 from instep_lab import checkers
 from instep_lab.claim import experiment
-from instep_lab.clients import committed_offsets, table
-from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Keep, Pool
+from instep_lab.claims import crashes
+from instep_lab.claims.crashes import BATCH, FIRST, RECORDS, SECOND, CrashEffect, CrashSeries
+from instep_lab.clients import committed_offsets
+from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Pool
+from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
-from instep_lab.history import ClientOperation, OperationKind, OperationStatus
+from instep_lab.history import OperationKind, OperationStatus
 from instep_lab.trial import Scenario, Trial, spread
 
-RECORDS = 300
-BATCH = 20
-DIES_ON = 130  # in the middle of a batch
-CRASHES = 5  # whether an asynchronous commit arrives before a crash is a matter of timing
+CLIENTS = (Library.JAVA, Library.LIBRDKAFKA)
+CLOSES_AFTER = 130  # in the middle of a batch
+UNEVEN = 37  # records between commits: never a multiple of a batch
+UNANSWERED_MIN = 5  # commits whose responses are dropped
+ATTEMPTS_MAX = 4  # whether an asynchronous commit arrives before a crash is a matter of timing
+SESSION = crashes.SESSION_NOTE
 
 
-@dataclass(frozen=True, slots=True)
-class CrashEffect:
-    """The effect of a crash, after another process has finished the work."""
-
-    lost: int
-    repeated: int
-    read_again: int
-    worked_again: int
-    operations: list[ClientOperation]
-
-    def __str__(self) -> str:
-        return f"{self.lost} lost, {self.repeated} repeated of {RECORDS}"
-
-
-def _session(trial: Trial) -> dict[str, Any]:
-    """Return the shortest allowed session timeout, so that a dead member is replaced soon."""
-    timeout_ms = 6_000  # the broker's default minimum
-    if trial.cluster.own:
-        timeout_ms = 1_500
-    return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
-
-
-def _plan(trial: Trial, **options: Any) -> Consuming:
-    topic = trial.topic(1)
-    plan = Consuming(
-        topic=topic,
-        group=trial.group(),
-        **{
-            "batch": BATCH,
-            "seed": trial.seed,
-            "to_end": True,
-            **options,
-            "config": {**_session(trial), **options.get("config", {})},
-        },
-    )
-    if plan.keep is not Keep.HISTORY:
-        plan = msgspec.structs.replace(plan, table=str(trial.folder / f"{topic}.db"))
-    return plan
-
-
-def _publish(trial: Trial, scenario: Scenario, plan: Consuming) -> None:
-    scenario.publish(Publishing(topic=plan.topic, count=RECORDS, keys=10, seed=trial.seed))
-
-
-def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> CrashEffect:
-    """Let another process of the group finish, and check what both have done."""
-    scenario.run(msgspec.structs.replace(plan, member="second", dies_at=None))
-    operations = scenario.history()
-    worked_again = checkers.repeated(operations).count
-    if plan.keep is not Keep.HISTORY:
-        # The work is what the table holds, not what a process has tried to write.
-        operations = [one for one in operations if one.kind is not OperationKind.WORK] + table.work(
-            Path(plan.table), plan.group
-        )
-    effect = _effect(operations, worked_again)
-    trial.note(f"{scenario.name}: {effect}, {effect.read_again} read again")
-    return effect
-
-
-def _effect(operations: list[ClientOperation], worked_again: int) -> CrashEffect:
-    read_again = checkers.repeated(operations, by=OperationKind.READ).count
-    return CrashEffect(
-        checkers.lost(operations).count,
-        checkers.repeated(operations).count,
-        read_again,
-        worked_again,
-        operations,
-    )
-
-
-def _crash(
-    trial: Trial, name: str, point: CrashPoint, dies_on: int = DIES_ON, **options: Any
-) -> CrashEffect:
-    """Run a consumer that dies at this point of this record, and one that finishes."""
-    scenario = trial.scenario(name)
-    plan = _plan(trial, dies_at=point, dies_on=dies_on, **options)
-    _publish(trial, scenario, plan)
-    status = scenario.run(msgspec.structs.replace(plan, member="first"))
-    trial.control(f"{name}: the first consumer was killed", status == -9, f"it ended with {status}")
-    return _finish(trial, scenario, plan)
-
-
-def _crashes(trial: Trial, scenarios: dict[str, dict[str, Any]]) -> dict[str, CrashEffect]:
-    """Run several crashes at the same time: each mostly waits for its session timeout."""
-    return trial.together(
-        {name: partial(_crash, trial, name, **options) for name, options in scenarios.items()}
-    )
-
-
-def _tabulate(trial: Trial, results: dict[str, CrashEffect]) -> None:
-    rows: list[Sequence[Cell]] = [[name, one.lost, one.repeated] for name, one in results.items()]
-    trial.table(f"Of {RECORDS} records", ["scenario", "lost", "repeated"], rows)
-    trial.plot(
-        "Records lost and repeated",
-        "scenario",
-        "records",
-        {
-            "lost": [(name, float(one.lost)) for name, one in results.items()],
-            "repeated": [(name, float(one.repeated)) for name, one in results.items()],
-        },
-    )
-
-
-def _kill_when_ahead(trial: Trial, name: str, **options: Any) -> CrashEffect:
-    """Kill a consumer as soon as the broker has stored an automatic commit from it."""
-    scenario = trial.scenario(name)
-    plan = _plan(trial, commit=CommitMode.AUTO, **options)
-    _publish(trial, scenario, plan)
-    first = scenario.start(msgspec.structs.replace(plan, member="first", to_end=False))
+def _kill_when_ahead(trial: Trial, scenario: Scenario, more: int, **options: Any) -> CrashEffect:
+    """Kill a consumer once the broker has an automatic commit and it has worked on some more."""
+    plan = crashes.plan(trial, commit=CommitMode.AUTO, **options)
+    crashes.publish(trial, scenario, plan.topic)
+    first = scenario.start(msgspec.structs.replace(plan, member=FIRST, to_end=False))
     # Wait for the stored commit, not for a time: on a slow machine a fixed time could end before
     # the first commit, and nothing would be lost.
     trial.wait(
@@ -149,10 +50,17 @@ def _kill_when_ahead(trial: Trial, name: str, **options: Any) -> CrashEffect:
         ),
         "an automatic commit",
     )
+    enough = _worked(scenario) + more
+    trial.wait(lambda: _worked(scenario) >= enough, f"{more} more records")
     first.kill()
+    status = first.wait()
     first.close()
-    trial.note(f"{name}: killed the first consumer")
-    return _finish(trial, scenario, plan)
+    trial.note(f"{scenario.name}: killed the first consumer ({status})")
+    return crashes.finish(trial, scenario, plan, killed=status == -9)
+
+
+def _worked(scenario: Scenario) -> int:
+    return sum(one.kind is OperationKind.WORK for one in scenario.history())
 
 
 @experiment(
@@ -162,46 +70,84 @@ def _kill_when_ahead(trial: Trial, name: str, **options: Any) -> CrashEffect:
         "is done"
     ),
     method=(
-        "Automatic commit every 200 ms. A consumer hands its records to slow threads, or "
-        "processes them itself, and is killed after the first commit; a second consumer "
-        "finishes. Repeat with the offset stored only after the work."
+        "Automatic commit every 200 ms, with the Java client and with librdkafka. A consumer "
+        "hands its records to slow threads, or processes them itself, and is killed at a random "
+        "point after the first commit; a second consumer finishes. With librdkafka, repeat with "
+        "the offset stored only after the work."
     ),
     advice=(
-        "Store the offset after the work (enable.auto.offset.store=false) or commit manually. "
-        "Never hand work to threads that the commit does not wait for."
+        "Never hand work to threads that the commit does not wait for. The Java client commits "
+        "in the next poll what the last one returned: work in the reading thread is safe. "
+        "librdkafka commits in the background what was handed out: store the offset after the "
+        "work (enable.auto.offset.store=false), or commit manually."
     ),
+    why=(
+        "The Java client commits inside poll, and what it commits was returned by an earlier "
+        "poll: a thread that works before it polls again has finished by then. librdkafka marks "
+        "an offset as soon as it hands the record out, and commits marked offsets from a "
+        "background thread, whether the work is done or not. Neither client knows of work in "
+        "other threads."
+    ),
+    scope=(
+        "The interval is 200 ms here, 5 s by default: a longer one makes the loss rarer, not "
+        "smaller. librdkafka with enable.auto.offset.store=true, its default. The Java client "
+        "commits in poll with both rebalance protocols. " + SESSION
+    ),
+    sources=("documentation: enable.auto.commit", "librdkafka: configuration"),
 )
 def loss_with_automatic_commit(trial: Trial) -> None:
     often = {"auto.commit.interval.ms": 200}
     later = {**often, "enable.auto.offset.store": False}
-    results = trial.together(
-        {
-            "handed to threads": lambda: _kill_when_ahead(
-                trial, "threads", pool=Pool.BY_RECORD, work_ms=200, config=often
-            ),
-            "in the same thread": lambda: _kill_when_ahead(
-                trial, "same thread", work_ms=20, batch=100, config=often
-            ),
-            "stored after the work": lambda: _kill_when_ahead(
-                trial, "stored", work_ms=20, batch=100, config=later
-            ),
-        }
-    )
-    _tabulate(trial, results)
-    trial.statement(
-        "records handed to threads are lost",
-        results["handed to threads"].lost > 0,
-        str(results["handed to threads"]),
-    )
-    trial.statement(
-        "with this client, records processed in the reading thread are lost too",
-        results["in the same thread"].lost > 0,
-        str(results["in the same thread"]),
-    )
+    threads = {"pool": Pool.BY_RECORD, "work_ms": 200, "config": often}
+    same_thread = {"work_ms": 20, "batch": 100, "config": often}
+    cases: dict[str, dict[str, Any]] = {
+        "librdkafka, stored after the work": {**same_thread, "config": later}
+    }
+    for library in CLIENTS:
+        cases[f"{library}, handed to threads"] = {**threads, "library": library}
+        cases[f"{library}, in the reading thread"] = {**same_thread, "library": library}
+    results: dict[str, list[CrashEffect]] = {name: [] for name in cases}
+    for number in trial.rounds(1, crashes.CRASHES):
+        # The cases of a round at the same time: each mostly waits.
+        found = trial.together(
+            {
+                name: partial(
+                    _kill_when_ahead,
+                    trial,
+                    trial.scenario(f"{name}, {number + 1}"),
+                    trial.random.randrange(20),
+                    **options,
+                )
+                for name, options in cases.items()
+            }
+        )
+        for name, effect in found.items():
+            results[name].append(effect)
+    series = {name: CrashSeries(effects) for name, effects in results.items()}
+    crashes.control_kills(trial, series)
+    crashes.tabulate(trial, series)
+    crashes.show_examples(trial, series.values())
+    for library in CLIENTS:
+        handed, processed = (
+            series[f"{library}, {how}"] for how in ("handed to threads", "in the reading thread")
+        )
+        trial.statement(
+            "records handed to threads are lost",
+            handed.lost > 0,
+            handed.describe_lost(),
+            client=library,
+        )
+        trial.statement(
+            "records processed in the reading thread are lost",
+            processed.lost > 0,
+            processed.describe_lost(),
+            client=library,
+        )
+    safe = series["librdkafka, stored after the work"]
     trial.control(
-        "storing the offset after the work loses no records",
-        results["stored after the work"].lost == 0,
-        str(results["stored after the work"]),
+        "librdkafka: storing the offset after the work loses no records",
+        safe.lost == 0,
+        safe.describe_lost(),
     )
 
 
@@ -209,31 +155,64 @@ def loss_with_automatic_commit(trial: Trial) -> None:
     "commit-2",
     statement="Automatic commit repeats records if the process dies before the next commit",
     method=(
-        "Automatic commit every 60 s, or every 100 ms. A consumer dies after processing its "
-        "130th record; another consumer finishes."
+        "Automatic commit every 60 s, or every 100 ms, with the Java client and with librdkafka "
+        "(enable.auto.offset.store at its default, true). A consumer dies after the work on a "
+        "random record; another consumer finishes."
     ),
     advice=(
         "Make the work safe to repeat (a guard, a unique key): automatic commit repeats up to "
         "one interval of records."
     ),
+    why=(
+        "The group continues from the last commit. Whatever was processed after it is not known "
+        "to the broker, and is read again."
+    ),
+    scope=(
+        "Both clients, all releases with automatic commit. The interval is 5 s by default. With "
+        "a short interval librdkafka repeats little because it commits what it hands out, which "
+        "loses records instead (see commit-1). " + SESSION
+    ),
+    sources=("documentation: enable.auto.commit", "librdkafka: configuration"),
 )
 def repeats_with_automatic_commit(trial: Trial) -> None:
-    results = _crashes(
+    intervals = (60_000, 100)
+    # Late enough for the short interval to have passed.
+    deaths = [
+        (CrashPoint.WORKED, trial.random.randrange(150, RECORDS - BATCH))
+        for _ in range(trial.scaled(1, crashes.CRASHES))
+    ]
+    series = crashes.run_each(
         trial,
         {
-            f"every {ms / 1000:g} s": {
-                "point": CrashPoint.WORKED,
-                "commit": CommitMode.AUTO,
-                "work_ms": 5,
-                "config": {"auto.commit.interval.ms": ms, "enable.auto.offset.store": False},
-            }
-            for ms in (60_000, 100)
+            f"{library}, every {ms / 1000:g} s": (
+                deaths,
+                {
+                    "commit": CommitMode.AUTO,
+                    "work_ms": 5,
+                    "library": library,
+                    "config": {"auto.commit.interval.ms": ms},
+                },
+            )
+            for library in CLIENTS
+            for ms in intervals
         },
     )
-    _tabulate(trial, results)
-    rare, often = results.values()
-    trial.statement("uncommitted records are repeated", rare.repeated == DIES_ON, str(rare))
-    trial.statement("a shorter interval repeats less", often.repeated < rare.repeated, str(often))
+    crashes.tabulate(trial, series)
+    crashes.show_examples(trial, series.values())
+    for library in CLIENTS:
+        rare, often = (series[f"{library}, every {ms / 1000:g} s"] for ms in intervals)
+        trial.statement(
+            "every record since the last commit is repeated",
+            all(one.repeated == one.worked > 0 for one in rare.effects),
+            f"{rare.describe_repeated()}; none was committed",
+            client=library,
+        )
+        trial.statement(
+            "a shorter interval repeats less",
+            often.repeated < rare.repeated,
+            f"{often.repeated} instead of {rare.repeated} records",
+            client=library,
+        )
 
 
 @experiment(
@@ -244,27 +223,48 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
     ),
     method=(
         "Synchronous commit after each batch of 20. A consumer dies after the read, after the "
-        "work and after the commit of a record; a second consumer finishes."
+        "work or after the commit of a random record; a second consumer finishes."
     ),
     advice="For at-least-once, commit after the work, and make the work safe to repeat.",
+    why=(
+        "A crash can only fall before the commit, and then the records of the batch are read "
+        "again, or after it, and then their work is done. No order of work and commit avoids "
+        "both, as long as they are two steps."
+    ),
+    scope="All clients and releases; run with librdkafka. " + SESSION,
+    sources=("documentation: semantics",),
 )
 def commit_after_work(trial: Trial) -> None:
-    points = (CrashPoint.READ, CrashPoint.WORKED, CrashPoint.COMMITTED)
-    results = _crashes(
-        trial, {str(point): {"point": point, "commit": CommitMode.SYNC} for point in points}
+    points = (CrashPoint.WORKED, CrashPoint.READ, CrashPoint.COMMITTED)
+    series = crashes.run_crashes(
+        trial, "after the work", crashes.draw(trial, points, 3), commit=CommitMode.SYNC
     )
-    _tabulate(trial, results)
+    crashes.tabulate(trial, {"commit after the work": series})
+    crashes.show_examples(trial, [series])
+    _control_commits(trial, series)
+    trial.statement("no record is lost", series.lost == 0, series.describe_lost())
     trial.statement(
-        "no record is lost",
-        not any(one.lost for one in results.values()),
-        f"{sum(one.lost for one in results.values())} lost",
+        "exactly the records after the last commit are repeated",
+        _as_predicted(series.repeated, [(one.repeated, one.uncommitted) for one in series.effects]),
+        f"{series.describe_repeated()}, batches of {BATCH}",
     )
-    worked = results[CrashPoint.WORKED]
-    trial.statement(
-        "records after the last commit are repeated",
-        0 < worked.repeated <= BATCH,
-        f"{worked}, batches of {BATCH}",
+
+
+def _control_commits(trial: Trial, series: CrashSeries) -> None:
+    """Record that the broker has stored what the consumers committed, no more and no less."""
+    same = sum(one.stored == one.recorded for one in series.effects)
+    trial.control(
+        "the broker has the commits that the consumers recorded",
+        same == len(series.effects),
+        f"{same} of {len(series.effects)}",
     )
+
+
+def _as_predicted(total: int, pairs: Sequence[tuple[int, int]]) -> bool | None:
+    """Return whether every measured number is the predicted one; None if nothing was to be seen."""
+    if any(measured != predicted for measured, predicted in pairs):
+        return False
+    return total > 0 or None
 
 
 @experiment(
@@ -274,28 +274,31 @@ def commit_after_work(trial: Trial) -> None:
     ),
     method=(
         "Synchronous commit of each batch of 20 before its work. A consumer dies after the "
-        "commit, and after the work of a record in the middle of a batch; a second consumer "
-        "finishes."
+        "commit of a batch, or after the work on a random record; a second consumer finishes."
     ),
     advice=(
         "Commit first only if losing a record is better than repeating it, and document it: this "
         "is at-most-once."
     ),
+    why=(
+        "The group continues behind the commit. What was committed and not yet processed when "
+        "the process died is never read again."
+    ),
+    scope="All clients and releases; run with librdkafka. " + SESSION,
+    sources=("documentation: semantics",),
 )
 def commit_before_work(trial: Trial) -> None:
     points = (CrashPoint.COMMITTED, CrashPoint.WORKED)
-    results = _crashes(
-        trial, {str(point): {"point": point, "commit": CommitMode.BEFORE} for point in points}
+    series = crashes.run_crashes(
+        trial, "before the work", crashes.draw(trial, points, 2), commit=CommitMode.BEFORE
     )
-    _tabulate(trial, results)
-    lost, repeated = (
-        [getattr(one, name) for one in results.values()] for name in ("lost", "repeated")
-    )
-    trial.statement("no record is repeated", not any(repeated), f"{sum(repeated)} repeated")
+    crashes.tabulate(trial, {"commit before the work": series})
+    crashes.show_examples(trial, [series])
+    trial.statement("no record is repeated", series.repeated == 0, series.describe_repeated())
     trial.statement(
-        "records that were committed but not processed are lost",
-        all(lost),
-        f"{min(lost)} to {max(lost)} lost, batches of {BATCH}",
+        "exactly the records that were committed but not processed are lost",
+        _as_predicted(series.lost, [(one.lost, one.unworked) for one in series.effects]),
+        f"{series.describe_lost()}, batches of {BATCH}",
     )
 
 
@@ -303,28 +306,79 @@ def commit_before_work(trial: Trial) -> None:
     "commit-5",
     statement="Asynchronous commit is faster, is not retried, and can be overtaken by an older one",
     method=(
-        "Commit after every record, synchronously and asynchronously, and compare the time. Then "
-        "drop the broker's responses for a while, cut the connection, and compare the requested "
-        "commits with those that the broker stored."
+        "With the Java client and with librdkafka: commit after every record, synchronously and "
+        "asynchronously, and compare the time. Then drop the broker's responses for a while, cut "
+        "the connection, and compare the requested commits with those that the broker stored."
     ),
     advice=(
-        "Commit asynchronously in the loop and synchronously at the end. After a fault, the "
-        "committed offset may be slightly behind."
+        "Commit asynchronously in the loop and synchronously at the end. The Java client reports "
+        "a lost commit to the callback and does not send it again. librdkafka sends it again, "
+        "and may so store an older offset after a newer one."
     ),
+    why=(
+        "A synchronous commit waits for the broker's response before the next record is read. "
+        "The Java client gives an asynchronous commit up when its response does not come, "
+        "because a newer commit may be under way. librdkafka treats it as any other request that "
+        "failed, and sends it again on the new connection, after newer ones."
+    ),
+    scope=(
+        "Missing responses are noticed after 1 s (librdkafka's socket.timeout.ms, 60 s by "
+        "default) and 2 s (Java's request.timeout.ms, 30 s by default). Rates are for one commit "
+        "per record on one broker without network delay: a real network makes the difference "
+        "larger."
+    ),
+    sources=("documentation: commitAsync", "librdkafka: configuration"),
     harmless=False,
 )
 def asynchronous_commit(trial: Trial) -> None:
+    for library in CLIENTS:
+        _compare_speed(trial, library)
+    dropped = {library: _drop_responses(trial, library) for library in CLIENTS}
+    trial.table(
+        "Asynchronous commits while responses were dropped",
+        ["client", "requested", "stored", "stored twice", "went back", "reported as failed"],
+        [
+            [library, one.sent, len(one.stored), one.stored_twice, one.went_back, one.failed]
+            for library, one in dropped.items()
+        ],
+    )
+    for library, one in dropped.items():
+        trial.control(
+            f"{library}: the broker stored commits whose response was dropped",
+            # A cut alone drops the response of the last one at most.
+            one.unanswered + one.stored_twice >= UNANSWERED_MIN,
+            f"{one.unanswered} of {one.sent} commits were stored without a response,"
+            f" {one.stored_twice} were sent again",
+        )
+        trial.statement(
+            "a commit without a response is not retried",
+            one.stored_twice == 0,
+            f"{one.sent} commits requested, {one.stored_twice} stored a second time,"
+            f" {one.failed} reported as failed",
+            client=library,
+        )
+        trial.statement(
+            "an older commit overtakes a newer one",
+            one.went_back > 0,
+            f"the stored position went back {one.went_back} times",
+            client=library,
+        )
+
+
+def _compare_speed(trial: Trial, library: Library) -> None:
+    """Compare synchronous and asynchronous commits with one commit per record."""
     speeds: dict[CommitMode, list[float]] = {CommitMode.SYNC: [], CommitMode.ASYNC: []}
     count = trial.scaled(300, 2_000)
     for number in trial.rounds(3, 7):
         for commit, found in speeds.items():
-            scenario = trial.scenario(f"{commit} {number}")
+            scenario = trial.scenario(f"{library}, {commit} {number}")
             topic = trial.topic(1)
             scenario.publish(Publishing(topic=topic, count=count, seed=trial.seed))
             scenario.consume(
                 Consuming(
                     topic=topic,
                     group=trial.group(),
+                    library=library,
                     count=count,
                     commit=commit,
                     commit_every=1,
@@ -334,7 +388,7 @@ def asynchronous_commit(trial: Trial) -> None:
             times = [one.at_ns for one in scenario.history() if one.kind is OperationKind.READ]
             found.append(count / ((max(times) - min(times)) / 1e9))
     trial.table(
-        "Records per second, with one commit per record",
+        f"{library}: records per second, with one commit per record",
         ["commit", "median (lowest to highest)"],
         [[str(one), spread(found, digits=0)] for one, found in speeds.items()],
     )
@@ -345,45 +399,51 @@ def asynchronous_commit(trial: Trial) -> None:
         slowest > fastest,
         f"{spread(speeds[CommitMode.ASYNC], digits=0)} against"
         f" {spread(speeds[CommitMode.SYNC], digits=0)} records/s",
-    )
-    sent, stored, failed, swallowed = _drop_responses(trial)
-    stored_twice = len(stored) - len(set(stored))
-    back = sum(after < before for before, after in itertools.pairwise(stored))
-    trial.control("the proxy dropped responses", swallowed > 0, f"{swallowed:,} bytes")
-    trial.statement(
-        "a commit without a response is not retried",
-        stored_twice == 0,
-        f"{sent} commits requested, {stored_twice} stored a second time,"
-        f" {failed} reported as failed",
-    )
-    trial.statement(
-        "an older commit overtakes a newer one",
-        back > 0,
-        f"the stored position went back {back} times",
+        client=library,
     )
 
 
-def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
-    """Commit while responses are dropped, then continue.
+@dataclass(frozen=True, slots=True)
+class DroppedCommits:
+    """Asynchronous commits while responses were dropped.
 
-    Return the number of requested commits, the stored offsets, the number of commits reported as
-    failed, and the number of dropped bytes.
+    `stored` has the offsets in the order in which the broker stored them.
     """
-    scenario = trial.scenario("responses dropped")
+
+    sent: int
+    stored: list[int]
+    failed: int
+    unanswered: int
+
+    @property
+    def stored_twice(self) -> int:
+        return len(self.stored) - len(set(self.stored))
+
+    @property
+    def went_back(self) -> int:
+        return sum(after < before for before, after in itertools.pairwise(self.stored))
+
+
+def _drop_responses(trial: Trial, library: Library) -> DroppedCommits:
+    """Commit while responses are dropped, then continue."""
+    scenario = trial.scenario(f"{library}, responses dropped")
     topic, group = trial.topic(1), trial.group()
     scenario.publish(Publishing(topic=topic, count=3_000, seed=trial.seed))
     proxy = next(iter(trial.cluster.proxies.values()))
-    swallowed = proxy.counts.swallowed_bytes
+    # Notice missing responses soon.
+    noticed = {"request.timeout.ms": 2_000, "default.api.timeout.ms": 5_000}
+    if library is Library.LIBRDKAFKA:
+        noticed = {"socket.timeout.ms": 1_000, "session.timeout.ms": 6_000}
     plan = Consuming(
         topic=topic,
         group=group,
+        library=library,
         commit=CommitMode.ASYNC,
         commit_every=5,
         batch=5,
         work_ms=2,
         assigned=[0],
-        # Notice missing responses soon.
-        config={"socket.timeout.ms": 1_000, "session.timeout.ms": 6_000},
+        config=noticed,
     )
     with scenario.background(plan, trial.cluster.proxied) as (counted, _):
         trial.wait(lambda: counted.read > 100, "100 records")
@@ -396,13 +456,14 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
         read = counted.read
         trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to continue")
     operations = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
+    sent = {one.offset for one in operations if one.note == "sent"}
+    answered = {one.offset for one in operations if one.outcome is OperationStatus.OK}
     stored = committed_offsets.commits(trial.cluster.connection, group, topic, 0)
-    failed = sum(one.outcome is OperationStatus.FAIL for one in operations)
-    return (
-        sum(one.note == "sent" for one in operations),
+    return DroppedCommits(
+        len(sent),
         stored,
-        failed,
-        proxy.counts.swallowed_bytes - swallowed,
+        sum(one.outcome is OperationStatus.FAIL for one in operations),
+        len((sent & set(stored)) - answered),
     )
 
 
@@ -413,85 +474,123 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
         "as safe as synchronous commits"
     ),
     method=(
-        "Compare the combination with synchronous commits only: a consumer is killed, closes, or "
-        "loses a partition to a second member. Count what is lost and repeated."
+        "Compare asynchronous commits every 37 records, with and without a synchronous commit at "
+        "the end and when partitions are revoked, with a synchronous commit after each batch: a "
+        "consumer closes, loses a partition to a second member, or is killed right after a "
+        "commit of a random record. Count what is lost and repeated."
     ),
     advice=(
-        "Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted."
+        "Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted. "
+        "The commit at the end and in the rebalance listener is the part that people forget."
     ),
+    why=(
+        "A member that closes or gives up partitions still has the right to commit them, and the "
+        "synchronous commit covers everything that asynchronous ones have not. A crash leaves no "
+        "time for it: what was committed asynchronously a moment ago may not have been sent."
+    ),
+    scope="Run with librdkafka and the classic protocol. " + SESSION,
+    sources=("documentation: ConsumerRebalanceListener", "documentation: commitAsync"),
 )
 def combined_commit(trial: Trial) -> None:
-    modes = (CommitMode.SYNC, CommitMode.COMBINED)
-    crashes = _crashes(
-        trial,
-        {
-            f"{mode}, killed {number}": {
-                "point": CrashPoint.COMMITTED,
-                "commit": mode,
-                "commit_every": 1,
-                "dies_on": DIES_ON + number,
-            }
-            for mode in modes
-            for number in range(1, CRASHES + 1)
-        },
+    modes: dict[CommitMode, int | None] = {
+        CommitMode.SYNC: None,
+        CommitMode.COMBINED: UNEVEN,
+        CommitMode.ASYNC: UNEVEN,
+    }
+    closes = trial.together(
+        {str(mode): partial(_close, trial, mode, every) for mode, every in modes.items()}
     )
-    closes = trial.together({str(mode): partial(_close, trial, mode) for mode in modes})
-    handed_over = trial.together({str(mode): partial(_hand_over, trial, mode) for mode in modes})
+    handed_over = trial.together(
+        {str(mode): partial(_hand_over, trial, mode, every) for mode, every in modes.items()}
+    )
     rows: list[Sequence[Cell]] = []
-    rows += [["killed", name, one.lost, one.repeated] for name, one in crashes.items()]
-    for event, results in (("closed", closes), ("partition taken", handed_over)):
-        rows += [[event, mode, one.lost, one.repeated] for mode, one in results.items()]
-    trial.table(f"Of {RECORDS} records", ["event", "commit", "lost", "repeated"], rows)
     for event, results in (("closing", closes), ("a rebalance", handed_over)):
-        sync, combined = results[CommitMode.SYNC], results[CommitMode.COMBINED]
+        rows += [[event, mode, one.lost, one.repeated] for mode, one in results.items()]
+        sync, combined, unfinished = (results[mode] for mode in modes)
         trial.control(
             f"{event}: synchronous commit loses and repeats no records",
             sync.lost == sync.repeated == 0,
             str(sync),
+        )
+        trial.control(
+            f"{event}: without the synchronous commit at the end, records are repeated",
+            unfinished.repeated > 0 or None,
+            str(unfinished),
         )
         trial.statement(
             f"{event} loses and repeats no records",
             combined.lost == combined.repeated == 0,
             str(combined),
         )
-    sync_crashes, crashed = (
-        [one for name, one in crashes.items() if name.startswith(mode)] for mode in modes
-    )
-    lost, repeated = (sum(getattr(one, name) for one in crashed) for name in ("lost", "repeated"))
-    repeated_sync = sum(one.repeated for one in sync_crashes)
-    trial.statement("a crash loses no records", lost == 0, f"{lost} lost in {CRASHES} crashes")
+    killed = _kill_after_commit(trial)
+    rows += [
+        [f"{len(one.effects)} kills", mode, one.lost, one.repeated] for mode, one in killed.items()
+    ]
+    trial.table(f"Of {RECORDS} records", ["event", "commit", "lost", "repeated"], rows)
+    sync_kills, kills = killed[CommitMode.SYNC], killed[CommitMode.COMBINED]
+    crashes.show_examples(trial, [kills])
+    trial.statement("a crash loses no records", kills.lost == 0, kills.describe_lost())
     trial.limit(
         "a crash right after a commit repeats the records of that commit",
         # None: all commits may have arrived before the crashes.
-        repeated > repeated_sync or None,
-        f"{repeated} records in {CRASHES} crashes; with synchronous commits {repeated_sync}",
+        kills.repeated > sync_kills.repeated or None,
+        f"{kills.describe_repeated()}; with synchronous commits {sync_kills.repeated} records",
     )
 
 
-def _close(trial: Trial, commit: CommitMode) -> CrashEffect:
+def _kill_after_commit(trial: Trial) -> dict[CommitMode, CrashSeries]:
+    """Kill consumers right after a commit, until one repeats records."""
+    modes = (CommitMode.SYNC, CommitMode.COMBINED)
+    found: dict[CommitMode, list[CrashEffect]] = {mode: [] for mode in modes}
+    for _ in range(ATTEMPTS_MAX):
+        deaths = crashes.draw(trial, [CrashPoint.COMMITTED], 4)
+        functions = {
+            (mode, number): partial(
+                crashes.crash,
+                trial,
+                trial.scenario(f"{mode}, killed {len(found[mode]) + number}"),
+                point,
+                dies_on,
+                commit=mode,
+                commit_every=1,
+            )
+            for mode in modes
+            for number, (point, dies_on) in enumerate(deaths, start=1)
+        }
+        named = {f"{mode}, {number}": each for (mode, number), each in functions.items()}
+        results = crashes.in_turns(trial, named)
+        for mode in modes:
+            found[mode] += [one for name, one in results.items() if name.startswith(mode)]
+        if any(one.repeated for one in found[CommitMode.COMBINED]):
+            break
+    series = {mode: CrashSeries(effects) for mode, effects in found.items()}
+    crashes.control_kills(trial, {str(mode): one for mode, one in series.items()})
+    return series
+
+
+def _close(trial: Trial, commit: CommitMode, every: int | None) -> CrashEffect:
     scenario = trial.scenario(f"{commit}, closed")
-    plan = _plan(trial, commit=commit)
-    _publish(trial, scenario, plan)
-    scenario.consume(msgspec.structs.replace(plan, member="first", count=DIES_ON))
-    return _finish(trial, scenario, plan)
+    plan = crashes.plan(trial, commit=commit, commit_every=every)
+    crashes.publish(trial, scenario, plan.topic)
+    scenario.consume(msgspec.structs.replace(plan, member=FIRST, count=CLOSES_AFTER))
+    return crashes.finish(trial, scenario, plan)
 
 
-def _hand_over(trial: Trial, commit: CommitMode) -> CrashEffect:
+def _hand_over(trial: Trial, commit: CommitMode, every: int | None) -> CrashEffect:
     """Let a second member join and take over one of two partitions."""
     scenario = trial.scenario(f"{commit}, partition taken")
-    topic = trial.topic(2)
-    plan = Consuming(
-        topic=topic,
-        group=trial.group(),
-        batch=BATCH,
+    plan = crashes.plan(
+        trial,
+        topic=trial.topic(2),
         commit=commit,
+        commit_every=every,
         work_ms=2,
-        config=_session(trial),
+        to_end=False,
     )
-    _publish(trial, scenario, plan)
-    with scenario.background(msgspec.structs.replace(plan, member="first")) as (first, _):
+    crashes.publish(trial, scenario, plan.topic)
+    with scenario.background(msgspec.structs.replace(plan, member=FIRST)) as (first, _):
         trial.wait(lambda: first.read > 40, "some records")
-        with scenario.background(msgspec.structs.replace(plan, member="second")) as (second, _):
+        with scenario.background(msgspec.structs.replace(plan, member=SECOND)) as (second, _):
             trial.wait(
                 lambda: len(first.assigned) == len(second.assigned) == 1, "both to have a partition"
             )
@@ -500,8 +599,7 @@ def _hand_over(trial: Trial, commit: CommitMode) -> CrashEffect:
                 "every record to be processed",
                 30,
             )
-    operations = scenario.history()
-    return _effect(operations, checkers.repeated(operations).count)
+    return crashes.effect(scenario, plan)
 
 
 @experiment(
@@ -509,114 +607,109 @@ def _hand_over(trial: Trial, commit: CommitMode) -> CrashEffect:
     statement="Committing explicit offsets in the middle of a batch reduces what is repeated",
     method=(
         "Batches of 100, committed after every 1, 10, 50 or 100 records. A consumer dies after "
-        "the work of its 199th record. Count what is repeated."
+        "the work on a record just before a commit, or on a random one. Count what is repeated, "
+        "and compare it with the position that the broker has."
     ),
     advice="Commit within large batches. The cost is one request per commit.",
+    why=(
+        "A commit names an offset, which may be any: the batch that poll returned means nothing "
+        "to the broker. What a crash repeats is what was processed since the last commit."
+    ),
+    scope="All clients and releases; run with librdkafka. " + SESSION,
+    sources=("documentation: commitSync",),
 )
 def commit_within_batch(trial: Trial) -> None:
     steps = (1, 10, 50, 100)
-    found = _crashes(
+    before = 100 * trial.random.randrange(1, 3) - 1  # just before a commit, whatever the interval
+    also = crashes.draw(trial, [CrashPoint.WORKED], 0, 7)
+    series = crashes.run_each(
         trial,
         {
-            f"every {every}": {
-                "point": CrashPoint.WORKED,
-                "dies_on": 199,  # just before a commit, whatever the interval
-                "commit": CommitMode.SYNC,
-                "commit_every": every,
-                "batch": 100,
-            }
+            f"every {every}": (
+                [(CrashPoint.WORKED, before), *also],
+                {"commit": CommitMode.SYNC, "commit_every": every, "batch": 100},
+            )
             for every in steps
         },
     )
-    repeated = dict(zip(steps, found.values(), strict=True))
+    effects = [one for each in series.values() for one in each.effects]
+    everything = CrashSeries(effects)
+    # The first crash of each case is just before a commit.
+    worst = {
+        every: one.effects[0].repeated for every, one in zip(steps, series.values(), strict=True)
+    }
     trial.plot(
         "Repeated records by the number of records between commits",
         "records between commits",
         "repeated",
-        {"repeated": [(str(every), float(one.repeated)) for every, one in repeated.items()]},
+        {"repeated": [(str(every), float(count)) for every, count in worst.items()]},
     )
-    counts = [one.repeated for one in repeated.values()]
-    listed = ", ".join(f"{one.repeated} at {every}" for every, one in repeated.items())
+    crashes.show_examples(trial, series.values())
+    trial.control("no record is lost", everything.lost == 0, everything.describe_lost())
+    _control_commits(trial, everything)
     trial.control(
-        "no record is lost",
-        not any(one.lost for one in repeated.values()),
-        f"{sum(one.lost for one in repeated.values())} lost",
+        "the broker has the last multiple of the interval, and nothing beyond the work",
+        all(
+            one.stored == (one.worked - 1) // every * every
+            for every, each in zip(steps, series.values(), strict=True)
+            for one in each.effects
+        ),
+        f"{len(effects)} positions",
     )
+    trial.statement(
+        "each crash repeats exactly the records since the last commit",
+        _as_predicted(everything.repeated, [(one.repeated, one.uncommitted) for one in effects]),
+        everything.describe_repeated(),
+    )
+    counts = list(worst.values())
     trial.statement(
         "the shorter the interval, the fewer records are repeated",
         counts == sorted(counts) and counts[0] < counts[-1],
-        listed,
+        ", ".join(f"{count} at {every}" for every, count in worst.items()),
     )
 
 
-def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, CrashEffect]:
-    points = (CrashPoint.READ, CrashPoint.WRITING, CrashPoint.WORKED)
-    return _crashes(
+@experiment(
+    "commit-10",
+    statement="Automatic commit means at-most-once: no record is processed twice",
+    method=(
+        "The Java client and librdkafka with automatic commit and its default interval. A "
+        "consumer dies after the work on a random record; another consumer finishes."
+    ),
+    advice=(
+        "Do not count on either: automatic commit repeats after most crashes, and loses where "
+        "work is not done in the reading thread, or with librdkafka (commit-1). For "
+        "at-most-once, commit before the work."
+    ),
+    why=(
+        "Automatic commit commits by the clock. A crash within the interval falls after the work "
+        "and before the commit, and repeats; with librdkafka or with threads it may also fall "
+        "after the commit and before the work, and lose. So it is neither at-most-once nor "
+        "at-least-once, except for the Java client with work in the reading thread, which is "
+        "at-least-once."
+    ),
+    scope="Both clients, with auto.commit.interval.ms at its default of 5 s. " + SESSION,
+    sources=("documentation: enable.auto.commit", "documentation: semantics"),
+)
+def automatic_commit_at_most_once(trial: Trial) -> None:
+    deaths = crashes.draw(trial, [CrashPoint.WORKED], 1)
+    series = crashes.run_each(
         trial,
         {
-            f"{keep}, dies {point}": {"point": point, "keep": keep, "commit": commit}
-            for point in points
+            str(library): (
+                deaths,
+                {"commit": CommitMode.AUTO, "work_ms": 1, "library": library},
+            )
+            for library in CLIENTS
         },
     )
-
-
-@experiment(
-    "commit-8",
-    statement="Storing the offset in the same transaction as the result gives exactly-once",
-    method=(
-        "Write a row for each record and the next offset in one SQLite transaction. A consumer "
-        "dies after the read, within the transaction and after it; a second consumer starts from "
-        "the stored offset. As a control, the same rows with offsets committed to Kafka must "
-        "show repeats."
-    ),
-    advice=(
-        "Store the offset together with the result, in one transaction: this is what instep's "
-        "ledger does."
-    ),
-    rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_ASYNCHRONOUSLY"),
-)
-def offset_in_result_transaction(trial: Trial) -> None:
-    together = _at_every_point(trial, Keep.WITH_OFFSET, CommitMode.NEVER)
-    separately = _at_every_point(trial, Keep.TABLE, CommitMode.SYNC)
-    _tabulate(trial, {**together, **separately})
-    repeated = sum(one.repeated for one in separately.values())
-    trial.control(
-        "with the offset in Kafka, some rows are repeated",
-        repeated > 0,
-        f"{repeated} repeated over {len(separately)} crashes",
-    )
-    for name, one in together.items():
-        trial.statement(name, one.lost == one.repeated == 0, str(one))
-
-
-@experiment(
-    "commit-9",
-    statement="A unique index on the record's id turns at-least-once delivery into exactly-once",
-    method=(
-        "Commit offsets to Kafka after each batch, and write to a table with a unique index on "
-        "the record's id, with the same crashes. Count the rows, and how often records were read "
-        "again."
-    ),
-    advice=(
-        "A unique index is enough if the row is the only effect. Any other effect of the work is "
-        "repeated."
-    ),
-    rules=("DATABASE_SECOND_UNIQUE_KEY",),
-)
-def unique_index(trial: Trial) -> None:
-    unique = _at_every_point(trial, Keep.UNIQUE, CommitMode.SYNC)
-    _tabulate(trial, unique)
-    read_again = sum(one.read_again for one in unique.values())
-    trial.control(
-        "records were read again", read_again > 0, f"{read_again} over {len(unique)} crashes"
-    )
-    for name, one in unique.items():
+    crashes.tabulate(trial, series)
+    crashes.show_examples(trial, series.values())
+    for library in CLIENTS:
+        one = series[library]
         trial.statement(
-            name, one.lost == one.repeated == 0, f"{one!s}, {one.read_again} read again"
+            "no record is processed twice",
+            one.repeated == 0,
+            one.describe_repeated(),
+            client=library,
         )
-    worked_again = sum(one.worked_again for one in unique.values())
-    trial.limit(
-        "effects other than the row are repeated",
-        worked_again > 0,
-        f"{worked_again} records were processed twice",
-    )

@@ -1,25 +1,36 @@
-"""Claims about writing a record once: idempotence, restarts, exactly-once by recipe."""
+"""Claims about writing a record once: idempotence, restarts, retries, exactly-once by recipe."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from instep.kafka import layout, offsets
+from instep.kafka import offsets
 from instep.kafka.admin import admin_extras
+from instep.kafka.admin.admin_extras import ProducerState
 from instep.local.proxy import NetworkFault
-from instep_lab import checkers, history
+from instep.waiting import wait_until
+from instep_lab import bounds, checkers, history
 from instep_lab.checkers import Anomalies
 from instep_lab.claim import experiment
 from instep_lab.claims import senders
+from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
 from instep_lab.trial import Scenario, Trial
+
+IDEMPOTENT, PLAIN = "idempotent", "not idempotent"
+
+
+def _total(found: Sequence[Anomalies]) -> Anomalies:
+    """Return the sum of what was found in several rounds."""
+    return Anomalies(
+        found[0].anomaly, sum(one.count for one in found), sum(one.of for one in found)
+    )
 
 
 @experiment(
@@ -31,77 +42,80 @@ from instep_lab.trial import Scenario, Trial
     method=(
         "Send through a proxy that drops the broker's responses until the broker has written "
         "records that it never confirmed, then cuts the connection, several times; with and "
-        "without idempotence. Count repeated records, and query the producer state of the "
-        "broker."
+        "without idempotence, with the Java client and with librdkafka. Count repeated records, "
+        "and query the producer state of the broker."
     ),
     advice="Leave enable.idempotence on, and enable it in librdkafka: retries are then harmless.",
+    why=(
+        "The broker gives the producer an id, and the producer numbers its batches per partition. "
+        "The leader remembers the last sequence numbers of each id, also after a restart, and "
+        "drops a batch that it has already written. So the client can send again whatever was not "
+        "confirmed."
+    ),
+    scope=(
+        "Since Kafka 0.11 (KIP-98) and librdkafka 1.0; before, there was no idempotent producer. "
+        "It is the default of the Java client since 3.0 (in effect since 3.0.1, 3.1.1 and 3.2), "
+        "and not of librdkafka. It holds for one life of the producer."
+    ),
+    sources=("KIP-98", "KIP-679", "KAFKA-13598", "documentation: enable.idempotence"),
     rules=("PUBLISHER_NOT_IDEMPOTENT", "RECORDS_NOT_IDEMPOTENT"),
     harmless=False,
 )
 def idempotent_producer(trial: Trial) -> None:
-    partitions, cuts = 2, trial.scaled(3, 15)
-    configs = {"idempotent": {}, "not idempotent": senders.plain()}
-    scenarios = {name: trial.scenario(name) for name in configs}
-    topics = {name: trial.topic(partitions) for name in configs}
-    proxy = trial.cluster.proxies[1]
-    swallowed, unconfirmed = proxy.counts.swallowed_bytes, dict.fromkeys(configs, 0)
-    with contextlib.ExitStack() as running:
-        for name, config in configs.items():
-            plan = Publishing(
-                topic=topics[name], count=senders.FOREVER, seed=trial.seed, per_s=500, config=config
-            )
-            running.enter_context(scenarios[name].background(plan, trial.cluster.proxied))
-        for _ in range(cuts):
-            trial.wait_for_more(scenarios.values(), 50)
-            # Wait until the log is ahead of the acknowledgements: then every cut leaves records
-            # that are stored and that the client has to send again.
-            proxy.inject(NetworkFault(swallows_answers=True))
-            for name, scenario in scenarios.items():
-                trial.wait(
-                    lambda name=name, scenario=scenario: (  # type: ignore[misc]
-                        _written(trial, topics[name], partitions) > scenario.acknowledged
-                    ),
-                    "unconfirmed records",
-                )
-                unconfirmed[name] += (
-                    _written(trial, topics[name], partitions) - scenario.acknowledged
-                )
-            proxy.cut()
-            proxy.clear_fault()
-        trial.wait_for_more(scenarios.values(), 50)
-    trial.note(
-        f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of responses dropped"
-    )
+    partitions, cuts = 2, trial.scaled(3, 30)
+    producers = [(library, kind) for library in senders.CLIENTS for kind in (IDEMPOTENT, PLAIN)]
+    configs = {IDEMPOTENT: {"enable.idempotence": True}, PLAIN: senders.plain()}
+    scenarios = {
+        (library, kind): trial.scenario(f"{library}, {kind}", judges_idempotence=True)
+        for library, kind in producers
+    }
+    topics = {one: trial.topic(partitions) for one in producers}
+    plans = {
+        (library, kind): Publishing(
+            topic=topics[library, kind],
+            count=senders.FOREVER,
+            seed=trial.seed,
+            per_s=500,
+            library=library,
+            config=configs[kind],
+        )
+        for library, kind in producers
+    }
+    unconfirmed, before = _cut_unconfirmed(trial, scenarios, plans, partitions, cuts)
     found, lost = {}, 0
-    for name, scenario in scenarios.items():
-        scenario.read_topic(topics[name], partitions)
-        found[name] = checkers.repeated(scenario.history(), by=OperationKind.READ)
+    trial.read_topics({scenarios[one]: topic for one, topic in topics.items()}, partitions)
+    for one, scenario in scenarios.items():
+        found[one] = checkers.repeated(scenario.history(), by=OperationKind.READ)
+        trial.example(scenario, found[one])
         lost += checkers.lost(scenario.history(), by=OperationKind.READ).count
     with admin_extras.connect(trial.cluster.kafka) as extras:
-        producer_states = {
-            name: (extras.producer_states(topic, range(partitions)) if extras else None)
-            for name, topic in topics.items()
+        states = {
+            one: (extras.producer_states(topic, range(partitions)) if extras else None)
+            for one, topic in topics.items()
         }
     trial.plot(
         "Records stored more than once",
         "producer",
         "records",
-        {"repeated": [(name, float(one.count)) for name, one in found.items()]},
+        {
+            str(library): [(kind, float(found[library, kind].count)) for kind in configs]
+            for library in senders.CLIENTS
+        },
     )
     trial.table(
         "The broker's state of each producer",
         ["producer", "partition", "producer id", "epoch", "last sequence", "records in the log"],
         [
             [
-                name,
-                one.partition,
-                one.producer,
-                one.epoch,
-                one.last_sequence,
-                _records_in(scenarios[name], one.partition),
+                ", ".join(one),
+                state.partition,
+                state.producer,
+                state.epoch,
+                state.last_sequence,
+                _records_in(scenarios[one], state.partition),
             ]
-            for name, states in producer_states.items()
-            for one in states or ()
+            for one, known in states.items()
+            for state in known or ()
         ],
     )
     trial.control(
@@ -110,33 +124,46 @@ def idempotent_producer(trial: Trial) -> None:
         f"{sum(unconfirmed.values())} in {cuts} cuts",
     )
     trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
-    without, with_ = found["not idempotent"], found["idempotent"]
-    trial.control(
-        "without idempotence, some records are repeated",
-        bool(without),
-        f"{without.count} of {without.of:,}",
-    )
-    trial.statement(
-        "an idempotent producer writes each record once",
-        not with_,
-        f"{with_.count} of {with_.of:,} repeated",
-    )
-    idempotent = producer_states["idempotent"]
-    plain = producer_states["not idempotent"]
-    if idempotent is None or plain is None:
-        trial.statement(
-            "the broker identifies the producer by id and sequence",
-            None,
-            "the broker does not report it",
+    _control_senders(trial, scenarios, before)
+    for library in senders.CLIENTS:
+        without, with_ = found[library, PLAIN], found[library, IDEMPOTENT]
+        trial.control(
+            f"{library}: without idempotence, some records are repeated",
+            bool(without),
+            f"{without.count} of {without.of:,}",
         )
-        return
-    records = {
-        one.partition: _records_in(scenarios["idempotent"], one.partition) for one in idempotent
-    }
-    trial.statement(
+        trial.statement(
+            "an idempotent producer writes each record once",
+            not with_,
+            f"{with_.count} of {with_.of:,} repeated"
+            f" ({bounds.describe(min(with_.count, cuts), cuts, 'cut')})",
+            client=library,
+        )
+        _judge_states(
+            trial, library, states[library, IDEMPOTENT], states[library, PLAIN], scenarios
+        )
+
+
+def _judge_states(
+    trial: Trial,
+    library: Library,
+    idempotent: Sequence[ProducerState] | None,
+    plain: Sequence[ProducerState] | None,
+    scenarios: Mapping[tuple[Library, str], Scenario],
+) -> None:
+    statement = (
         "the broker identifies the producer by its id,"
-        " with a sequence number per partition that counts its records",
-        len(idempotent) == partitions
+        " with a sequence number per partition that counts its records"
+    )
+    if idempotent is None or plain is None:
+        trial.statement(statement, None, "the broker does not report it", client=library)
+        return
+    scenario = scenarios[library, IDEMPOTENT]
+    records = {one.partition: _records_in(scenario, one.partition) for one in idempotent}
+    partitions = {one.partition for one in history.of(scenario.history(), OperationKind.READ)}
+    trial.statement(
+        statement,
+        records.keys() == partitions
         and len({one.producer for one in idempotent}) == 1
         and all(one.last_sequence + 1 == records[one.partition] for one in idempotent)
         and not plain,
@@ -146,7 +173,71 @@ def idempotent_producer(trial: Trial) -> None:
             for one in idempotent
         )
         + f"; {len(plain)} producers known without idempotence",
+        client=library,
     )
+
+
+Producer = tuple[Library, str]
+
+
+def _cut_unconfirmed(
+    trial: Trial,
+    scenarios: Mapping[Producer, Scenario],
+    plans: Mapping[Producer, Publishing],
+    partitions: int,
+    cuts: int,
+    delay_s: float = 0.0,
+) -> tuple[dict[Producer, int], dict[Producer, senders.Ends]]:
+    """Send with all producers, and cut their connections while answers are missing.
+
+    Before each cut, the log of every producer that waits for answers is ahead of what the producer
+    knows. With a delay, requests are on their way too, which the cut drops. Return how many records
+    were written without an answer, and how far the logs went before the first cut.
+    """
+    proxy = trial.cluster.proxies[1]
+    swallowed = proxy.counts.swallowed_bytes
+    unconfirmed = {one: 0 for one, plan in plans.items() if str(plan.config.get("acks")) != "0"}
+    senders_ = {scenarios[one]: plan for one, plan in plans.items()}
+    with trial.running(senders_, trial.cluster.proxied):
+        trial.wait_for_more(scenarios.values(), 150)
+        before = {one: senders.ends(trial, plan.topic, partitions) for one, plan in plans.items()}
+        for _ in range(cuts):
+            trial.wait_for_more(scenarios.values(), trial.random.randrange(30, 80))
+            if delay_s:
+                proxy.inject(NetworkFault(delay_s=delay_s))
+                trial.wait_for_more(scenarios.values(), 10)
+            proxy.inject(NetworkFault(delay_s=delay_s, swallows_answers=True))
+            for one in unconfirmed:
+                count = functools.partial(
+                    _unconfirmed, trial, scenarios[one], plans[one].topic, partitions
+                )
+                trial.wait(lambda count=count: count() > 0, "unconfirmed records")  # type: ignore[misc]
+                unconfirmed[one] += count()
+            proxy.cut()
+            proxy.clear_fault()
+        trial.wait_for_more(scenarios.values(), 50)
+    trial.note(
+        f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of responses dropped"
+    )
+    return unconfirmed, before
+
+
+def _control_senders(
+    trial: Trial, scenarios: Mapping[Producer, Scenario], before: Mapping[Producer, senders.Ends]
+) -> None:
+    senders.control_senders(
+        trial,
+        sum(senders.misplaced(scenario, before[one]) for one, scenario in scenarios.items()),
+        sum(sum(ends.values()) for ends in before.values()),
+    )
+
+
+def _unconfirmed(trial: Trial, scenario: Scenario, topic: str, partitions: int) -> int:
+    """Return how many records the log has more than the producer knows of."""
+    written = _written(trial, topic, partitions)
+    # from the file: of a client in another process, the scenario learns a little later
+    acknowledged = sum(1 for _ in history.of(scenario.history(), OperationKind.SEND))
+    return written - acknowledged
 
 
 def _written(trial: Trial, topic: str, partitions: int) -> int:
@@ -174,55 +265,58 @@ def _records_in(scenario: Scenario, partition: int) -> int:
         "data."
     ),
     advice=(
-        "Give a producer that may restart a transactional id, or give every record an id by "
-        "which the reader recognises repeats."
+        "Give every record an id by which the reader recognises repeats, or let the producer look "
+        "up after a restart what it has already committed. A transactional id does not help: it "
+        "only discards the transaction that was open."
     ),
+    why=(
+        "The broker recognises a repeat by producer id and sequence number. A new process gets a "
+        "new id, and its sequence numbers start at 0. A transactional id keeps the producer id and "
+        "aborts the open transaction, but records that are sent again are new records with new "
+        "sequence numbers."
+    ),
+    scope=(
+        "Since Kafka 0.11, all clients; run with librdkafka. A program that takes its input from "
+        "Kafka can commit its position in the same transaction, and then does not send again what "
+        "is committed."
+    ),
+    sources=("KIP-98", "documentation: transactional.id", "documentation: enable.idempotence"),
     rules=("PUBLISHER_NOT_IDEMPOTENT", "PIPELINE_WITHOUT_GUARD"),
 )
 def restarted_idempotent_producer(trial: Trial) -> None:
-    count = trial.scaled(300, 2_000)
-    plans: dict[str, tuple[dict[str, Any], int | None]] = {
-        "idempotent": ({}, None),
-        # Twice as many records as are sent: the transaction is still open when the process dies.
-        "transaction left open": ({"transactional.id": trial.name("transaction")}, 2 * count),
-        "transaction committed": ({"transactional.id": trial.name("transaction")}, count),
-    }
-    repeated: dict[str, dict[str, Anomalies]] = {}
-    ids: dict[str, list[set[int] | None]] = {}
+    levels = senders.ISOLATION_LEVELS
+    senders.control_isolation(trial)
+    cases = (WITHOUT_TRANSACTION, LEFT_OPEN, COMMITTED)
+    found: dict[tuple[str, str], list[Anomalies]] = defaultdict(list)
+    ids: dict[str, list[tuple[set[int] | None, set[int] | None]]] = defaultdict(list)
     lost = 0
-    for name, (config, transaction) in plans.items():
-        scenario, topic = trial.scenario(name), trial.topic(1)
-        plan = Publishing(
-            topic=topic,
-            count=count,
-            seed=trial.seed,
-            per_s=1_000,
-            config=config,
-            transaction=transaction,
-        )
-        # at a steady rate, only the last few records are still in the client when it dies
-        scenario.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
-        first = _producer_ids(trial, topic)
-        scenario.publish(msgspec.structs.replace(plan, transaction=transaction and count))
-        ids[name] = [first, _producer_ids(trial, topic)]
-        repeated[name] = {}
-        for level in ("read_committed", "read_uncommitted"):
-            scenario.read_topic(topic, by=level, config={"isolation.level": level})
-            repeated[name][level] = checkers.repeated(
-                scenario.history(), level, by=OperationKind.READ
-            )
-        lost += checkers.lost(scenario.history(), "read_committed", by=OperationKind.READ).count
+    for number in trial.rounds(1, 30):
+        for case in cases:
+            scenario = trial.scenario(f"{case}, round {number + 1}")
+            topic = trial.topic(1)
+            ids[case].append(_send_twice(trial, scenario, topic, case))
+            for level in levels:
+                scenario.read_topic(topic, by=level, config={"isolation.level": level})
+                repeated = checkers.repeated(scenario.history(), level, by=OperationKind.READ)
+                found[case, level].append(repeated)
+                trial.example(scenario, repeated)
+            lost += checkers.lost(scenario.history(), levels[0], by=OperationKind.READ).count
     trial.table(
-        f"{count} records sent by a process that was killed, and sent again by the next",
+        "Records sent by a process that was killed, and sent again by the next",
         [
             "first process",
-            "producer ids",
-            "repeated for read_committed",
-            "repeated for read_uncommitted",
+            "kills",
+            "producer ids in the last round",
+            *(f"repeated for {one}" for one in levels),
         ],
         [
-            [name, _ids_text(ids[name][-1]), *(one.count for one in found.values())]
-            for name, found in repeated.items()
+            [
+                case,
+                len(ids[case]),
+                _ids_text(ids[case][-1][1]),
+                *(sum(one.count for one in found[case, level]) for level in levels),
+            ]
+            for case in cases
         ],
     )
     trial.plot(
@@ -230,15 +324,15 @@ def restarted_idempotent_producer(trial: Trial) -> None:
         "first process",
         "records",
         {
-            level: [(name, float(found[level].count)) for name, found in repeated.items()]
-            for level in repeated["idempotent"]
+            level: [(case, float(sum(one.count for one in found[case, level]))) for case in cases]
+            for level in levels
         },
     )
-    plain, left_open, done = (found["read_committed"] for found in repeated.values())
-    before, after = ids["idempotent"]
+    known = [(before, after) for before, after in ids[WITHOUT_TRANSACTION] if before and after]
     is_new: bool | None = None
-    if before and after:
-        is_new = len(after) == 2 and before < after
+    if len(known) == len(ids[WITHOUT_TRANSACTION]):
+        is_new = all(len(after) == 2 and before < after for before, after in known)
+    before, after = ids[WITHOUT_TRANSACTION][-1]
     trial.control("no record is missing", lost == 0, f"{lost} missing")
     trial.statement(
         "the second process has a different producer id",
@@ -247,17 +341,62 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     )
     trial.statement(
         "records that it sends again are stored twice",
-        bool(plain),
-        f"{plain.count} of {plain.of} repeated",
+        all(found[WITHOUT_TRANSACTION, levels[0]]),
+        _repeats(found[WITHOUT_TRANSACTION, levels[0]]),
     )
-    uncommitted = repeated["transaction left open"]["read_uncommitted"]
+    trial.statement(
+        "so are those of a committed transaction, although a transactional id keeps the producer"
+        " id",
+        all(found[COMMITTED, levels[0]])
+        and all(len(after or ()) == 1 for _, after in ids[COMMITTED]),
+        _repeats(found[COMMITTED, levels[0]]),
+    )
     trial.control(
-        "with a transactional id, an open transaction is aborted",
-        not left_open and bool(uncommitted) and len(ids["transaction left open"][-1] or ()) == 1,
-        f"{left_open.count} of {left_open.of} repeated for readers of committed data,"
-        f" {uncommitted.count} for others; "
-        f"{done.count} if the first process had committed",
+        "a transaction that was open is aborted, and only readers of uncommitted records see"
+        " its records twice",
+        not any(found[LEFT_OPEN, levels[0]]) and all(found[LEFT_OPEN, levels[1]]),
+        f"read_committed {_repeats(found[LEFT_OPEN, levels[0]])},"
+        f" read_uncommitted {_repeats(found[LEFT_OPEN, levels[1]])}",
     )
+
+
+WITHOUT_TRANSACTION = "idempotent, no transaction"
+LEFT_OPEN = "transaction left open"
+COMMITTED = "transaction committed"
+
+
+def _repeats(found: Sequence[Anomalies]) -> str:
+    total = _total(found)
+    kills = bounds.describe(sum(map(bool, found)), len(found), "kill")
+    return f"{total.count:,} of {total.of:,} repeated ({kills})"
+
+
+def _send_twice(
+    trial: Trial, scenario: Scenario, topic: str, case: str
+) -> tuple[set[int] | None, set[int] | None]:
+    """Kill a sender at a random record, and let another one send everything again.
+
+    Return the producer ids that the broker knows, after the first and after the second.
+    """
+    count = trial.scaled(300, 500)
+    dies_after = trial.random.randrange(count // 2, count)
+    config = {} if case == WITHOUT_TRANSACTION else {"transactional.id": trial.name("transaction")}
+    # The first transaction ends with the last record before the kill, or not at all.
+    first_transaction = {WITHOUT_TRANSACTION: None, LEFT_OPEN: 2 * count, COMMITTED: dies_after}
+    plan = Publishing(
+        topic=topic,
+        count=count,
+        seed=trial.seed,
+        per_s=1_000,
+        config=config,
+        transaction=first_transaction[case],
+    )
+    # at a steady rate, only the last few records are still in the client when it dies
+    scenario.run(msgspec.structs.replace(plan, dies_after=dies_after, warm=True))
+    first = _producer_ids(trial, topic)
+    again = None if case == WITHOUT_TRANSACTION else count
+    scenario.publish(msgspec.structs.replace(plan, transaction=again))
+    return first, _producer_ids(trial, topic)
 
 
 def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
@@ -300,8 +439,6 @@ class RecipeOutcome(NamedTuple):
     repeated_later: Anomalies
 
 
-# a client that asks a frozen broker for metadata would wait a minute
-IMPATIENT = {"socket.timeout.ms": 5_000}
 RECIPE = Recipe(idempotent=True, acks="all", replicas=2, in_sync=2)
 WITHOUT = {
     "without idempotence, records are repeated": RECIPE._replace(idempotent=False),
@@ -321,8 +458,30 @@ WITHOUT = {
         "each producer restarts and sends its first records again."
     ),
     advice=(
-        "Use all four, with three replicas, and give records an id or the producer transactions: "
-        "otherwise a restart repeats records."
+        "Use all four, with three replicas, and give every record an id by which a reader "
+        "recognises repeats: a producer that restarts and sends again repeats records."
+    ),
+    why=(
+        "Idempotence drops repeats of one producer, and acks=all with two replicas in sync keeps a "
+        "second copy of everything that was acknowledged. Each setting covers another fault, and "
+        "none covers a producer that starts again. A replica whose disk was lost returns empty. "
+        "If it was the last one in sync, it leads again, by itself or by an unclean election, and "
+        "what only that disk had is gone."
+    ),
+    scope=(
+        "Run with librdkafka, where idempotence must be set. The Java client is idempotent by "
+        "default since 3.0, in effect since 3.0.1, 3.1.1 and 3.2 (KAFKA-13598). The broker's "
+        "session time-out is 3 s here (default: 9 s). The table counts topics that had no leader "
+        "for 20 s, until the lab forced an unclean election; it varies from run to run whether one "
+        "is needed, and the records are lost either way."
+    ),
+    sources=(
+        "KIP-98",
+        "KIP-679",
+        "KIP-858",
+        "KIP-966",
+        "KAFKA-13598",
+        "documentation: min.insync.replicas",
     ),
     rules=(
         "PUBLISHER_NOT_IDEMPOTENT",
@@ -334,35 +493,63 @@ WITHOUT = {
     harmless=False,
 )
 def exactly_once_recipe(trial: Trial) -> None:
-    leader, follower, third = nodes = senders.nodes_from(trial.seed)
     producers = [(True, "all"), (False, "all"), (False, "1")]
     replications = [(1, 1), (2, 1), (2, 2), (3, 2)]
     recipes = [
         Recipe(*producer, *replication) for producer in producers for replication in replications
     ]
-    scenarios = {one: trial.scenario(one.name) for one in recipes}
-    topics = {
-        one: trial.topic(brokers=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
+    found: dict[Recipe, list[RecipeOutcome]] = {one: [] for one in recipes}
+    forced = 0
+    for number in trial.rounds(1, 30):
+        nodes = senders.nodes_from(trial.seed + number)
+        scenarios = {
+            one: trial.scenario(f"{one.name}, round {number + 1}", judges_idempotence=True)
+            for one in recipes
+        }
+        for scenario in scenarios.values():
+            scenario.disk_lost = True
+        topics = {
+            one: trial.topic(brokers=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
+            for one in recipes
+        }
+        forced += _break_cluster(trial, nodes, scenarios, topics)
+        outcomes = trial.together(
+            {
+                one.name: functools.partial(_send_again, trial, one, scenarios[one], topics[one])
+                for one in recipes
+            }
+        )
+        for one in recipes:
+            found[one].append(outcomes[one.name])
+            trial.example(scenarios[one], outcomes[one.name].lost)
+            trial.example(scenarios[one], outcomes[one.name].repeated)
+        trial.cluster.recover()
+    _show_recipes(trial, found, forced)
+
+
+def _break_cluster(
+    trial: Trial,
+    nodes: tuple[int, int, int],
+    scenarios: Mapping[Recipe, Scenario],
+    topics: Mapping[Recipe, str],
+) -> int:
+    """Send with every recipe under all faults; return how many topics needed a forced election."""
+    leader, follower, third = nodes
+    recipes = list(scenarios)
+    proxy = trial.cluster.proxies[leader]
+    plans = {
+        scenarios[one]: Publishing(
+            topic=topics[one],
+            count=senders.FOREVER,
+            seed=trial.seed,
+            per_s=50,
+            config={**one.config, **senders.IMPATIENT},
+            flush_timeout_s=10,
+        )
         for one in recipes
     }
-    proxy = trial.cluster.proxies[leader]
-    stops: list[threading.Event] = []
-    with contextlib.ExitStack() as running:
-        for one in recipes:
-            plan = Publishing(
-                topic=topics[one],
-                count=senders.FOREVER,
-                seed=trial.seed,
-                per_s=50,
-                config={**one.config, **IMPATIENT},
-                flush_timeout_s=10,
-            )
-            stops.append(
-                running.enter_context(scenarios[one].background(plan, trial.cluster.proxied))[1]
-            )
-        for stop in stops:
-            running.callback(stop.set)
-        trial.wait_for_more(scenarios.values(), 30)
+    with trial.running(plans, trial.cluster.proxied):
+        trial.wait_for_more(scenarios.values(), trial.random.randrange(20, 60))
         # 1. records are written but not confirmed
         proxy.inject(NetworkFault(swallows_answers=True))
         trial.wait(
@@ -385,7 +572,7 @@ def exactly_once_recipe(trial: Trial) -> None:
         trial.wait_for_more([scenarios[one] for one in alone], 10)
         # With the third broker frozen, nothing that is acknowledged now has a second copy.
         trial.freeze(third)
-        trial.wait_for_more([scenarios[one] for one in alone], 30)
+        trial.wait_for_more([scenarios[one] for one in alone], trial.random.randrange(20, 50))
         trial.kill(leader)
         trial.wipe(leader)
         trial.thaw(third)
@@ -397,13 +584,7 @@ def exactly_once_recipe(trial: Trial) -> None:
         trial.wait_for_more(
             [scenarios[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20
         )
-    found = trial.together(
-        {
-            one.name: functools.partial(_send_again, trial, one, scenarios[one], topics[one])
-            for one in recipes
-        }
-    )
-    _show_recipes(trial, {one: found[one.name] for one in recipes}, forced)
+    return forced
 
 
 def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) -> RecipeOutcome:
@@ -427,23 +608,39 @@ def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) ->
 
 
 def _restore_leaders(trial: Trial, topics: Iterable[str]) -> int:
-    """Give every topic a leader again; return how many needed an unclean election.
+    """Wait until every topic has a leader again; return how many needed an unclean election.
 
     An unclean election is needed where Kafka does not trust the remaining replicas.
     """
-    known = layout.read(trial.cluster.kafka).topics
-    leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
-    with admin_extras.connect(trial.cluster.kafka) as extras:
-        for topic in leaderless:
-            if extras:
-                extras.elect_unclean(topic, 0)
-    trial.note(f"unclean elections forced: {len(leaderless)}")
-    return len(leaderless)
+    waiting = set(topics)
+
+    def have_leaders() -> bool:
+        waiting.difference_update(
+            [topic for topic in waiting if senders.leader_of(trial, topic) is not None]
+        )
+        return not waiting
+
+    wait_until(have_leaders, LEADERLESS_S)
+    for topic in waiting:
+        senders.elect_unclean(trial, topic)
+    trial.note(f"unclean elections forced: {len(waiting)}")
+    return len(waiting)
 
 
-def _show_recipes(trial: Trial, found: Mapping[Recipe, RecipeOutcome], forced: int) -> None:
+LEADERLESS_S = 20.0
+
+
+def _show_recipes(
+    trial: Trial, rounds: Mapping[Recipe, Sequence[RecipeOutcome]], forced: int
+) -> None:
+    kills = len(rounds[RECIPE])
+    found = {
+        one: RecipeOutcome(*map(_total, zip(*outcomes, strict=True)))
+        for one, outcomes in rounds.items()
+    }
     trial.table(
-        f"Each combination under the same faults ({forced} topics needed an unclean election)",
+        f"Each combination under the same faults: {kills} lost disks,"
+        f" {forced} topics needed an unclean election",
         [
             "producer",
             "acks",
@@ -484,19 +681,207 @@ def _show_recipes(trial: Trial, found: Mapping[Recipe, RecipeOutcome], forced: i
         counted = outcome.repeated if "repeated" in statement else outcome.lost
         trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
     outcome = found[RECIPE]
+    broken = sum(bool(one.lost) or bool(one.repeated) for one in rounds[RECIPE])
     trial.statement(
         "with all four, each acknowledged record is stored once while the producer is alive",
         not outcome.lost and not outcome.repeated,
-        f"{outcome.lost.count} lost, {outcome.repeated.count} repeated of {outcome.lost.of:,}",
+        f"{outcome.lost.count} lost, {outcome.repeated.count} repeated of {outcome.lost.of:,}"
+        f" ({bounds.describe(broken, kills, 'kill')})",
     )
-    broken = [
+    later = [
         one
         for one, outcome in found.items()
         if outcome.repeated_later.count > outcome.repeated.count
     ]
     trial.limit(
         "a producer that restarts and sends again repeats records",
-        outcome.repeated_later.count > outcome.repeated.count,
+        RECIPE in later,
         f"{outcome.repeated_later.count} repeated with all four,"
-        f" and some in {len(broken)} of the {len(found)} combinations",
+        f" and some in {len(later)} of the {len(found)} combinations",
     )
+
+
+EN_ROUTE_S = 0.05  # long enough for several requests to be on their way when a connection is cut
+MANY_IN_FLIGHT = {"max.in.flight.requests.per.connection": 1_000}
+
+
+@experiment(
+    "send-15",
+    statement="With acks=0 a record is stored at most once: it may be lost, but it never repeats",
+    method=(
+        "Send through a proxy with acks=0 and with acks=1, without idempotence. Delay the traffic, "
+        "drop the broker's answers and cut the connections while requests are on their way, "
+        "several times. Count lost and repeated records, with the Java client and with librdkafka."
+    ),
+    advice=(
+        "Use acks=0 only for records that nobody misses. To avoid repeats, use an idempotent "
+        "producer: it loses nothing either."
+    ),
+    why=(
+        "With acks=0 there is no answer. The client takes a record for sent as soon as the request "
+        "has left it, so it has no reason to send it again. What the connection or the broker "
+        "loses after that is gone."
+    ),
+    scope=(
+        "Java client and librdkafka, all releases, while the program hands each record over once. "
+        "acks=0 excludes idempotence."
+    ),
+    sources=("documentation: acks",),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def acks_zero_never_repeats(trial: Trial) -> None:
+    cuts = trial.scaled(3, 30)
+    found = _send_through_cuts(
+        trial,
+        {f"acks={acks}": {**senders.plain(acks), **MANY_IN_FLIGHT} for acks in ("0", "1")},
+        cuts,
+    )
+    for library in senders.CLIENTS:
+        control, tested = found[library, "acks=1"], found[library, "acks=0"]
+        trial.control(
+            f"{library}: with acks=1, records are repeated",
+            bool(control.repeated),
+            f"{control.repeated.count} of {control.repeated.of:,}",
+        )
+        trial.statement(
+            "with acks=0, records are lost",
+            bool(tested.missing) or None,
+            f"{tested.missing.count} of {tested.missing.of:,}",
+            client=library,
+        )
+        trial.statement(
+            "with acks=0, no record is repeated",
+            not tested.repeated,
+            f"{tested.repeated.count} of {tested.repeated.of:,}"
+            f" ({bounds.describe(min(tested.repeated.count, cuts), cuts, 'cut')})",
+            client=library,
+        )
+
+
+@experiment(
+    "send-17",
+    statement="An asynchronous producer delivers at most once",
+    method=(
+        "Send asynchronously through a proxy, with a callback and without waiting. Delay the "
+        "traffic, drop the broker's answers and cut the connections while requests are on their "
+        "way, several times. Count records that are missing and repeated: with the default "
+        "retries, and without retries. With the Java client and with librdkafka, both without "
+        "idempotence."
+    ),
+    advice=(
+        "Send asynchronously, with retries and idempotence, and check the callback's error. "
+        "Whether a record is lost or repeated does not depend on waiting for it."
+    ),
+    why=(
+        "Asynchronous means that the program does not wait; the client does. It keeps each record "
+        "until it is confirmed and sends it again if the connection breaks. So records arrive at "
+        "least once, and with idempotence once. At most once needs retries=0 or acks=0."
+    ),
+    scope=(
+        "Java client and librdkafka with their default retries, which delivery.timeout.ms (2 "
+        "minutes) and message.timeout.ms (5 minutes) end. The Java client's default was retries=0 "
+        "until 2.1 (KIP-91): without that setting it delivered at most once, asynchronously or "
+        "not. What is still in the client when the process ends is lost. The producer of 0.8 "
+        "(producer.type=async), which the statement comes from, was removed in 2.0."
+    ),
+    sources=("documentation: retries", "KIP-91", "KIP-98"),
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "PUBLISHER_DOES_NOT_RETRY"),
+    harmless=False,
+)
+def asynchronous_producer(trial: Trial) -> None:
+    cuts = trial.scaled(3, 30)
+    plain = {**senders.plain(), **MANY_IN_FLIGHT}
+    found = _send_through_cuts(
+        trial, {"default retries": plain, "no retries": {**plain, "retries": 0}}, cuts
+    )
+    for library in senders.CLIENTS:
+        control, tested = found[library, "no retries"], found[library, "default retries"]
+        trial.control(
+            f"{library}: without retries, records are missing and none is repeated",
+            bool(control.missing) and not control.repeated,
+            f"{control.missing.count} of {control.missing.of:,} missing,"
+            f" {control.repeated.count} repeated",
+        )
+        trial.statement(
+            "a record that was not confirmed is not sent again",
+            not tested.repeated,
+            f"{tested.repeated.count} of {tested.repeated.of:,} are stored twice",
+            client=library,
+        )
+        trial.statement(
+            "records are lost when the connection breaks",
+            bool(tested.missing),
+            f"{tested.missing.count} of {tested.missing.of:,} are missing"
+            f" ({bounds.describe(min(tested.missing.count, cuts), cuts, 'cut')})",
+            client=library,
+        )
+
+
+class CutOutcome(NamedTuple):
+    """What a log shows after its producer's connections were cut."""
+
+    missing: Anomalies
+    repeated: Anomalies
+
+
+def _send_through_cuts(
+    trial: Trial, configs: Mapping[str, Mapping[str, Any]], cuts: int
+) -> dict[Producer, CutOutcome]:
+    """Send with each configuration and client while connections are cut; read what arrived."""
+    producers = [(library, name) for library in senders.CLIENTS for name in configs]
+    scenarios = {
+        (library, name): trial.scenario(f"{library}, {name}") for library, name in producers
+    }
+    plans = {
+        (library, name): Publishing(
+            topic=trial.topic(1),
+            count=senders.FOREVER,
+            seed=trial.seed,
+            per_s=300,
+            library=library,
+            config=dict(configs[name]),
+        )
+        for library, name in producers
+    }
+    unconfirmed, before = _cut_unconfirmed(trial, scenarios, plans, 1, cuts, EN_ROUTE_S)
+    found, lost = {}, 0
+    trial.read_topics({scenarios[one]: plan.topic for one, plan in plans.items()})
+    for one, scenario in scenarios.items():
+        operations = scenario.history()
+        sent = {each.record for each in history.of(operations, OperationKind.SEND, None)}
+        read = {each.record for each in history.of(operations, OperationKind.READ)}
+        missing = sorted(f"{key}#{number}" for key, number in sent - read)
+        found[one] = CutOutcome(
+            Anomalies("missing", len(missing), len(sent), tuple(missing[:1])),
+            checkers.repeated(operations, by=OperationKind.READ),
+        )
+        if one in unconfirmed:
+            lost += checkers.lost(operations, by=OperationKind.READ).count
+        for anomalies in found[one]:
+            trial.example(scenario, anomalies)
+    trial.control("no record that a broker acknowledged is missing", lost == 0, f"{lost} missing")
+    _control_senders(trial, scenarios, before)
+    trial.control(
+        "the broker wrote records that it did not confirm",
+        min(unconfirmed.values()) > 0,
+        f"{sum(unconfirmed.values())} in {cuts} cuts",
+    )
+    trial.table(
+        f"After {cuts} cuts",
+        ["client", "producer", "records sent", "missing", "repeated"],
+        [
+            [*one, outcome.missing.of, outcome.missing.count, outcome.repeated.count]
+            for one, outcome in found.items()
+        ],
+    )
+    trial.plot(
+        "Records missing and repeated",
+        "producer",
+        "records",
+        {
+            "missing": [(", ".join(one), float(of.missing.count)) for one, of in found.items()],
+            "repeated": [(", ".join(one), float(of.repeated.count)) for one, of in found.items()],
+        },
+    )
+    return found

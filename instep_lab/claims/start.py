@@ -1,233 +1,150 @@
-"""Claims about where a group starts reading."""
+"""Claims about where a group starts reading: without commits, with them, and after they expired."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import msgspec
-
-from instep.kafka import groups, offsets, topics
-from instep.kafka.admin import topic_admin
+from instep.kafka import groups, topics
 from instep.report.tables import Cell
 from instep_lab import history
 from instep_lab.claim import experiment
-from instep_lab.clients.consuming import CommitMode, Consuming, Library
+from instep_lab.claims import starting
+from instep_lab.claims.starting import PARTITIONS, Places, Reading, StartClient, shown
+from instep_lab.clients import committed_offsets
+from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
+from instep_lab.cluster_pool import PROPERTIES
 from instep_lab.history import OperationKind
-from instep_lab.trial import Scenario, Trial
+from instep_lab.trial import PATIENCE_S, Scenario, Trial
 
-PARTITIONS = 3
-KEYS = 30
-HOURS_AGO = (48, 36, 24, 12, 1)
-HOUR_MS = 3_600_000
-FOREVER = "-1"
-NO_OFFSET = "_AUTO_OFFSET_RESET"
-ABOUT_OFFSETS = {NO_OFFSET, "NoOffsetForPartitionError", "OffsetOutOfRangeError"}
-# an idempotent publisher requests its id first: half a second for each of the many small sends
-AT_ONCE = {"enable.idempotence": False}
-
-Places = dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What one consumer did: its first offset and record count in each partition, and errors."""
-
-    began: Places
-    read: Places
-    errors: tuple[str, ...] = ()
-
-    @property
-    def count(self) -> int:
-        return sum(self.read.values())
-
-
-def _backlog(trial: Trial, scenario: Scenario, topic: str, count: int) -> None:
-    """Publish records of the last two days, numbered from 0 within each key."""
-    now_ms, each = int(time.time() * 1000), count // len(HOURS_AGO)
-    for slice_, hours in enumerate(HOURS_AGO):
-        old = now_ms - hours * HOUR_MS
-        plan = Publishing(
-            topic=topic,
-            count=each,
-            keys=KEYS,
-            seed=f"{trial.seed}-{slice_}",
-            first=slice_ * each,
-            timestamp_ms=old,
-            config=AT_ONCE,
-        )
-        scenario.publish(plan)
-
-
-def _more(trial: Trial, scenario: Scenario, topic: str, count: int, first: int) -> None:
-    plan = Publishing(
-        topic=topic,
-        count=count,
-        keys=KEYS,
-        seed=f"{trial.seed}-{first}",
-        first=first,
-        config=AT_ONCE,
-    )
-    scenario.publish(plan)
-
-
-def _ends(trial: Trial, topic: str) -> Places:
-    return offsets.latest(trial.cluster.kafka, topic, range(PARTITIONS))
-
-
-def _firsts(trial: Trial, topic: str) -> Places:
-    return offsets.earliest(trial.cluster.kafka, topic, range(PARTITIONS))
-
-
-def _middle(trial: Trial, topic: str) -> Places:
-    return {partition: end // 2 for partition, end in _ends(trial, topic).items()}
-
-
-def _commit(trial: Trial, topic: str, group: str, places: Mapping[int, int]) -> None:
-    groups.mirror(trial.cluster.kafka, group, topic, places)
-
-
-def _config(reset: str | None, protocol: str = "classic") -> dict[str, Any]:
-    return {"auto.offset.reset": reset, "group.protocol": protocol}
-
-
-def _no_reset(client: str) -> str:
-    """Return the value of auto.offset.reset that asks for an error, as this client spells it."""
-    if client == Library.KAFKA_PYTHON:
-        return "none"
-    return "error"
-
-
-def _read(
-    trial: Trial, scenario: Scenario, plan: Consuming, new: int = 0, first: int = 0
-) -> Reading:
-    """Read to the end or to an error; then send more, numbered from `first`, and read that too."""
-    parts: Sequence[int] = range(PARTITIONS)
-    if plan.assigned is not None:
-        parts = plan.assigned
-    with scenario.background(plan) as (counted, _):
-        for sends in dict.fromkeys((0, new)):
-            if sends:
-                _more(trial, scenario, plan.topic, sends, first)
-            ends = _ends(trial, plan.topic)
-
-            def reached(ends: Places = ends) -> bool:
-                at_end = sum(counted.ends.get(part) == ends[part] for part in parts)
-                missing = len(counted.errors)
-                if plan.library is Library.LIBRDKAFKA:
-                    missing = counted.errors.count(NO_OFFSET)
-                return at_end + missing >= len(parts) or bool(
-                    counted.errors and not plan.continue_after_error
-                )
-
-            trial.wait(reached, f"{plan.member} to read to the end")
-        began, read = dict(counted.ends), dict.fromkeys(parts, 0)
-    found = [
-        one
-        for one in history.of(scenario.history(), OperationKind.READ, group=plan.group)
-        if one.member == plan.member
-    ]
-    # Backwards, so that the first record of each partition is assigned last.
-    for one in reversed(found):
-        began[one.partition or 0] = one.offset or 0
-        read[one.partition or 0] += 1
-    return Reading(began, read, tuple(counted.errors))
-
-
-def _is_about_offsets(found: Reading) -> bool:
-    """Return whether there were errors, all of them about a missing start offset."""
-    return bool(found.errors) and ABOUT_OFFSETS.issuperset(found.errors)
-
-
-def _numbers(scenario: Scenario, group: str) -> list[int]:
-    return [
-        one.number or 0 for one in history.of(scenario.history(), OperationKind.READ, group=group)
-    ]
-
-
-def _new_group(
-    trial: Trial, topic: str, config: dict[str, Any], name: str, **rest: Any
-) -> Consuming:
-    return Consuming(topic=topic, group=trial.group(), member=name, config=config, **rest)
+RETENTION_MS = 1_000  # of commits that expire
+OFFSETS_RETENTION_MS = 60_000  # the least that a broker can be set to
 
 
 @experiment(
     "start-1",
     statement="A new group with auto.offset.reset=latest reads only records that arrive after it",
     method=(
-        "Write records with timestamps of the last two days. Start a new group with latest, and "
-        "send more records once it is at the end. Also count what it skips while it joins, and "
-        "after a restart before its first commit."
+        "Write records with timestamps of the last two days. Start a new group with latest and "
+        "automatic commit, with the Java client and with librdkafka, and send more records once "
+        "it is at the end. Start another one, close it at the end before any record came, send "
+        "records, and start it again. Also count what is skipped while a group joins."
     ),
     advice=(
-        "Use latest only where the past does not matter. Records that arrive before the first "
-        "commit of the group may be skipped too."
+        "Use latest only where the past does not matter. With librdkafka, commit the position "
+        "yourself when the group starts: otherwise everything that arrives before its first "
+        "record was read and committed may be skipped."
     ),
+    why=(
+        "latest is resolved when the consumer first fetches: what arrived before is not read, "
+        "and this includes the time it takes to join. The Java client's automatic commit stores "
+        "the position even if no record has come, so that the group continues from there. "
+        "librdkafka only stores offsets of records that it has handed out: without one, the "
+        "next start resolves latest again."
+    ),
+    scope=(
+        "Java client and librdkafka with automatic commit, both rebalance protocols. Until 0.9 "
+        "the value was called largest; librdkafka still knows that name."
+    ),
+    sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def new_group_with_latest(trial: Trial) -> None:
-    count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
-    scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
-    _backlog(trial, scenario, topic, count)
-    published, skipped = count, list[list[Cell]]()
-    for protocol in trial.cluster.protocols:
-        everything = _read(
-            trial,
-            scenario,
-            _new_group(trial, topic, _config("earliest", protocol), f"{protocol}, earliest"),
-        )
+    clients = [
+        StartClient(library, protocol)
+        for library in starting.BOTH
+        for protocol in trial.cluster.protocols
+    ]
+    found = trial.together(
+        {str(client): partial(_start_with_latest, trial, client) for client in clients}
+    )
+    skipped: list[list[Cell]] = [
+        [
+            protocol,
+            "librdkafka, at 300 records per second while the group was joining",
+            _missed_while_joining(trial, protocol),
+        ]
+        for protocol in trial.cluster.protocols
+    ]
+    for client in clients:
+        one = found[str(client)]
         trial.control(
-            f"{protocol}: the backlog can be read",
-            everything.count == published,
-            f"{everything.count:,} of {published:,}",
+            f"{client}: the backlog can be read",
+            one.backlog == one.published,
+            f"{one.backlog:,} of {one.published:,}",
         )
-
-        plan = _new_group(
-            trial,
-            topic,
-            _config("latest", protocol),
-            f"{protocol}, latest",
-            commit=CommitMode.NEVER,
-        )
-        _read(trial, scenario, plan, new, first=published)
-        numbers = _numbers(scenario, plan.group)
-        old, fresh = (
-            sum(number < published for number in numbers),
-            sum(number >= published for number in numbers),
-        )
-        trial.statement(f"{protocol}: no older record is read", old == 0, f"{old} of {published:,}")
         trial.statement(
-            f"{protocol}: records that arrive once it is at the end are read",
-            fresh == new,
-            f"{fresh} of {new}",
+            f"{client.protocol} protocol: no older record is read",
+            one.older == 0,
+            f"{one.older} of {one.published:,}",
+            client=client.library,
         )
-
-        _more(trial, scenario, topic, new, first=published + new)
-        again = _read(trial, scenario, _with(plan, member=f"{protocol}, again"))
-        published += 2 * new
-        away = new - again.count
-        trial.limit(
-            f"{protocol}: records that arrive while it is away, before its first commit,"
-            " are skipped",
-            away > 0,
-            f"{away} of {new}",
+        trial.statement(
+            f"{client.protocol} protocol: records that arrive once it is at the end are read",
+            one.fresh == one.new,
+            f"{one.fresh} of {one.new}",
+            client=client.library,
         )
-        skipped.append([protocol, "while the group was away, before its first commit", away])
+        trial.statement(
+            f"{client.protocol} protocol: records that arrive while it is away, before it has"
+            " read any, are read when it returns",
+            one.after_return == one.new,
+            f"{one.after_return} of {one.new}; the group had committed {one.committed}",
+            client=client.library,
+        )
         skipped.append(
             [
-                protocol,
-                "at 300 records per second while the group was joining",
-                _missed_while_joining(trial, protocol),
+                client.protocol,
+                f"{client.library}, while the group was away, before its first record",
+                one.new - one.after_return,
             ]
         )
     trial.table(
         "Records skipped although they were sent after the group's first start",
         ["protocol", "sent", "skipped"],
         skipped,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LatestReading:
+    """What groups with latest read of older records, of new ones, and after they were away."""
+
+    published: int
+    backlog: int
+    new: int
+    older: int
+    fresh: int
+    after_return: int
+    committed: str
+
+
+def _start_with_latest(trial: Trial, client: StartClient) -> LatestReading:
+    count, new = trial.scaled(500, 20_000), trial.scaled(300, 3_000)
+    scenario = trial.scenario(str(client))
+    topic = trial.topic(PARTITIONS, retention_ms=starting.FOREVER)
+    starting.send_backlog(trial, scenario, topic, count)
+    reader = scenario.read_topic(topic, PARTITIONS)
+
+    plan = starting.changed(client.plan(trial, topic, "latest", "latest"), commit=CommitMode.AUTO)
+    starting.read_all(trial, scenario, plan, new, first=count)
+    numbers = starting.numbers_read(scenario, plan.group)
+
+    away = starting.changed(client.plan(trial, topic, "latest", "quiet"), commit=CommitMode.AUTO)
+    starting.read_all(trial, scenario, away)
+    committed = groups.positions(trial.cluster.kafka, away.group, topic)
+    starting.send_more(trial, scenario, topic, new, first=count + new)
+    again = starting.read_all(trial, scenario, starting.changed(away, member="back"))
+    return LatestReading(
+        published=count,
+        backlog=reader.read,
+        new=new,
+        older=sum(number < count for number in numbers),
+        fresh=sum(number >= count for number in numbers),
+        after_return=again.count,
+        committed=shown(committed),
     )
 
 
@@ -238,10 +155,14 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
     """
     scenario = trial.scenario(f"{protocol}, joining")
     topic = trial.topic(PARTITIONS)
-    steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=300)
-    plan = _new_group(trial, topic, _config("latest", protocol), "joining", commit=CommitMode.NEVER)
+    steady = Publishing(topic=topic, count=100_000, keys=starting.KEYS, seed=trial.seed, per_s=300)
+    plan = starting.new_group(
+        trial, topic, starting.resetting("latest", protocol), "joining", commit=CommitMode.NEVER
+    )
     with scenario.background(steady):
-        trial.wait(lambda: sum(_ends(trial, topic).values()) > KEYS, "the publisher")
+        trial.wait(
+            lambda: sum(starting.log_ends(trial, topic).values()) > starting.KEYS, "the publisher"
+        )
         began_ns = time.monotonic_ns()
         with scenario.background(plan) as (counted, _):
             trial.wait(lambda: counted.read > 100, "the consumer to read")
@@ -256,10 +177,6 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
     return sum((one.offset or 0) < first.get(one.partition, 0) for one in sent)
 
 
-def _with(plan: Consuming, **changed: Any) -> Consuming:
-    return msgspec.structs.replace(plan, **changed)
-
-
 @experiment(
     "start-2",
     statement="A new group with auto.offset.reset=earliest reads everything",
@@ -272,19 +189,28 @@ def _with(plan: Consuming, **changed: Any) -> Consuming:
         "Use earliest for any reader that must not miss a record, and retain records for longer "
         "than it may take until a reader starts."
     ),
+    why=(
+        "earliest means the first record that the log still has. Retention and deletion move "
+        "that point forward."
+    ),
+    scope=(
+        "All clients and both rebalance protocols; run with librdkafka. Until 0.9 the value was "
+        "called smallest; librdkafka still knows that name."
+    ),
+    sources=("documentation: auto.offset.reset",),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS", "TOPIC_RETENTION_SHORT"),
 )
 def new_group_with_earliest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
     scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
-    _backlog(trial, scenario, topic, count)
+    topic = trial.topic(PARTITIONS, retention_ms=starting.FOREVER)
+    starting.send_backlog(trial, scenario, topic, count)
     for number, protocol in enumerate(trial.cluster.protocols):
         published = count + number * new
-        found = _read(
+        found = starting.read_all(
             trial,
             scenario,
-            _new_group(trial, topic, _config("earliest", protocol), protocol),
+            starting.new_group(trial, topic, starting.resetting("earliest", protocol), protocol),
             new,
             first=published,
         )
@@ -294,8 +220,10 @@ def new_group_with_earliest(trial: Trial) -> None:
             f"{found.count:,} of {published:,} old and {new:,} new",
         )
     total = count + len(trial.cluster.protocols) * new
-    first = topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
-    late_reader = _read(trial, scenario, _new_group(trial, topic, _config("earliest"), "late"))
+    first = topics.trim(trial.cluster.kafka, topic, starting.log_middle(trial, topic))
+    late_reader = starting.read_all(
+        trial, scenario, starting.new_group(trial, topic, starting.resetting("earliest"), "late")
+    )
     trial.limit(
         "records deleted before the group started are not read",
         late_reader.count < total and late_reader.began == first,
@@ -309,11 +237,31 @@ def new_group_with_earliest(trial: Trial) -> None:
     method=(
         "A group reads and commits with one value, records arrive while it is away, and it "
         "returns with the other value, in both directions. Repeat with a partition that has no "
-        "commit, and with a committed offset that was deleted."
+        "commit, with a committed offset that was deleted, and with commits that have expired: "
+        "their retention is given with the commit, or by the broker (full tier)."
     ),
     advice=(
         "To move a group, reset its offsets (instep groups reset). The setting only applies "
-        "where there is no valid commit."
+        "where there is no valid commit. A group that may be away for longer than a week needs a "
+        "larger offsets.retention.minutes."
+    ),
+    why=(
+        "The setting is a fallback for a partition without a valid commit. The broker removes "
+        "the commits of a group that has had no members for offsets.retention.minutes: the "
+        "group is then as good as new, and the setting decides. With earliest it reads "
+        "everything again, with latest it misses what came while it was away."
+    ),
+    scope=(
+        "All clients. offsets.retention.minutes is 7 days since 2.0, 1 day before; since 2.1 it "
+        "counts from the time at which the group has become empty. In the lab, commits have a "
+        "retention of 1 s (request version 2, which clients until 2.0 used), or of 1 minute by "
+        "the broker's setting, and the broker looks every 0.5 s (10 minutes by default)."
+    ),
+    sources=(
+        "documentation: auto.offset.reset",
+        "documentation: offsets.retention.minutes",
+        "KIP-186",
+        "KIP-211",
     ),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
@@ -323,24 +271,26 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
         for before, after in (("earliest", "latest"), ("latest", "earliest")):
             scenario = trial.scenario(f"{protocol}, {before} to {after}")
             topic = trial.topic(PARTITIONS)
-            _more(trial, scenario, topic, count, first=0)
-            plan = _new_group(trial, topic, _config(before, protocol), before)
-            _read(trial, scenario, plan, count, first=count)
+            starting.send_more(trial, scenario, topic, count, first=0)
+            plan = starting.new_group(trial, topic, starting.resetting(before, protocol), before)
+            starting.read_all(trial, scenario, plan, count, first=count)
             committed = groups.positions(trial.cluster.kafka, plan.group, topic)
-            _more(trial, scenario, topic, count, first=2 * count)
-            found = _read(
-                trial, scenario, _with(plan, member=after, config=_config(after, protocol))
+            starting.send_more(trial, scenario, topic, count, first=2 * count)
+            found = starting.read_all(
+                trial,
+                scenario,
+                starting.changed(plan, member=after, config=starting.resetting(after, protocol)),
             )
             trial.statement(
                 f"{protocol}, {before} to {after}: it continues from the committed offset",
                 found.began == committed and found.count == count,
-                f"began at {_show(found.began)}, committed {_show(committed)},"
+                f"began at {shown(found.began)}, committed {shown(committed)},"
                 f" read {found.count} of {count} new",
             )
     scenario = trial.scenario("no valid commit")
     topic = trial.topic(PARTITIONS)
-    _more(trial, scenario, topic, 3 * count, first=0)
-    middle, ends = _middle(trial, topic), _ends(trial, topic)
+    starting.send_more(trial, scenario, topic, 3 * count, first=0)
+    middle, ends = starting.log_middle(trial, topic), starting.log_ends(trial, topic)
     partly = {part: middle[part] for part in range(PARTITIONS - 1)}
     began = {
         reset: _began_after(trial, scenario, topic, partly, reset)[PARTITIONS - 1]
@@ -361,8 +311,83 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
     trial.limit(
         "a committed offset that was deleted follows the setting",
         after_expiry == {"earliest": first, "latest": ends},
-        f"committed {_show(middle)}; earliest began at {_show(after_expiry['earliest'])},"
-        f" latest at {_show(after_expiry['latest'])}",
+        f"committed {shown(middle)}; earliest began at {shown(after_expiry['earliest'])},"
+        f" latest at {shown(after_expiry['latest'])}",
+    )
+    if trial.cluster.own:
+        expired = _expired_commits(trial, count, by_broker=False)
+        trial.control(
+            "commits with the default retention are still there",
+            expired.kept == PARTITIONS,
+            f"{expired.kept} of {PARTITIONS} partitions",
+        )
+        _limit_expired(trial, expired, "their retention")
+    if trial.scaled(quick=False, full=True):
+        properties = {
+            **PROPERTIES,
+            "offsets.retention.minutes": str(OFFSETS_RETENTION_MS // 60_000),
+        }
+        with trial.own_broker(properties):
+            expired = _expired_commits(trial, count, by_broker=True)
+        _limit_expired(trial, expired, "offsets.retention.minutes")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredCommits:
+    """What groups read after their commits had expired, with earliest and with latest."""
+
+    old: int
+    new: int
+    kept: int
+    earliest: Reading
+    latest: Reading
+
+
+def _expired_commits(trial: Trial, count: int, *, by_broker: bool) -> ExpiredCommits:
+    """Let groups read everything and stay away until their commits have expired."""
+    name = "expired by the broker" if by_broker else "expired"
+    scenario = trial.scenario(name, commits_move=True)
+    topic = trial.topic(PARTITIONS)
+    starting.send_more(trial, scenario, topic, count, first=0)
+    plans = {
+        reset: starting.new_group(trial, topic, starting.resetting("earliest"), f"{reset}, before")
+        for reset in ("earliest", "latest")
+    }
+    stays = starting.new_group(trial, topic, starting.resetting("earliest"), "stays")
+    for plan in plans.values():
+        starting.read_all(trial, scenario, plan)
+        if not by_broker:
+            ends = starting.log_ends(trial, topic)
+            committed_offsets.commit_with_retention(
+                trial.cluster.bootstrap, plan.group, topic, ends, RETENTION_MS
+            )
+    starting.commit_at(trial, topic, stays.group, starting.log_ends(trial, topic))
+    trial.wait(
+        lambda: (
+            not any(
+                groups.positions(trial.cluster.kafka, plan.group, topic) for plan in plans.values()
+            )
+        ),
+        "the commits to expire",
+        OFFSETS_RETENTION_MS / 1000 + PATIENCE_S,
+    )
+    kept = len(groups.positions(trial.cluster.kafka, stays.group, topic))
+    starting.send_more(trial, scenario, topic, count, first=count)
+    earliest, latest = (
+        starting.read_all(
+            trial, scenario, starting.changed(plan, member=reset, config=starting.resetting(reset))
+        )
+        for reset, plan in plans.items()
+    )
+    return ExpiredCommits(count, count, kept, earliest, latest)
+
+
+def _limit_expired(trial: Trial, found: ExpiredCommits, cause: str) -> None:
+    trial.limit(
+        f"a group whose commits have expired by {cause} follows the setting",
+        found.earliest.count == found.old + found.new and found.latest.count == 0,
+        f"earliest read {found.earliest.count} records, {found.old} of them again;"
+        f" latest read {found.latest.count} of {found.new} new ones",
     )
 
 
@@ -370,13 +395,11 @@ def _began_after(
     trial: Trial, scenario: Scenario, topic: str, committed: Places, reset: str
 ) -> Places:
     """Return where a group with these commits begins with this setting."""
-    plan = _new_group(trial, topic, _config(reset), f"{reset} after {len(committed)} commits")
-    _commit(trial, topic, plan.group, committed)
-    return _read(trial, scenario, plan).began
-
-
-def _show(places: Mapping[int, int]) -> str:
-    return ", ".join(str(offset) for _, offset in sorted(places.items())) or "nowhere"
+    plan = starting.new_group(
+        trial, topic, starting.resetting(reset), f"{reset} after {len(committed)} commits"
+    )
+    starting.commit_at(trial, topic, plan.group, committed)
+    return starting.read_all(trial, scenario, plan).began
 
 
 @experiment(
@@ -384,51 +407,55 @@ def _show(places: Mapping[int, int]) -> str:
     statement="A new group always starts at the newest record, whatever auto.offset.reset says",
     method=(
         "Write records with timestamps of the last two days. Start new groups with earliest, "
-        "with latest and without the setting, with two protocols and two clients, and check "
+        "with latest and without the setting, with three clients and both protocols, and check "
         "where each begins."
     ),
     advice="Set auto.offset.reset explicitly: latest is only the default of the clients.",
+    why=(
+        "A group has no place of its own until it commits. Where it begins is the client's "
+        "decision, by auto.offset.reset, for each partition without a commit."
+    ),
+    scope="Java client, librdkafka and kafka-python; latest is the default of all three.",
+    sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def default_start_of_new_group(trial: Trial) -> None:
     count = trial.scaled(500, 20_000)
     scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
-    _backlog(trial, scenario, topic, count)
-    ends, rows = _ends(trial, topic), list[list[Cell]]()
-    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
-        for reset in ("earliest", "latest", None):
+    topic = trial.topic(PARTITIONS, retention_ms=starting.FOREVER)
+    starting.send_backlog(trial, scenario, topic, count)
+    ends, rows = starting.log_ends(trial, topic), list[list[Cell]]()
+    clients, resets = starting.all_clients(trial), ("earliest", "latest", None)
+    readings = starting.read_each(
+        trial,
+        scenario,
+        {
+            client: [
+                client.plan(trial, topic, reset, f"{client}, {reset or 'not set'}")
+                for reset in resets
+            ]
+            for client in clients
+        },
+    )
+    for client in clients:
+        for reset, found in zip(resets, readings[client], strict=True):
             name = f"{client}, {reset or 'not set'}"
-            found = _read(trial, scenario, _of_client(trial, topic, client, reset, name))
-            rows.append([str(client), reset or "not set", _show(found.began), found.count])
+            rows.append([str(client), reset or "not set", shown(found.began), found.count])
             evidence = (
-                f"began at {_show(found.began)} of {_show(ends)}, read {found.count} of {count}"
+                f"began at {shown(found.began)} of {shown(ends)}, read {found.count} of {count}"
             )
             if reset == "earliest":
                 trial.statement(
-                    f"{client}: it starts at the newest with earliest",
+                    f"{client.protocol} protocol: it starts at the newest with earliest",
                     found.began == ends,
                     evidence,
+                    client=client.library,
                 )
             else:
                 trial.control(f"{name}: it starts at the newest", found.began == ends, evidence)
     trial.table(
         "Where a new group begins", ["client", "auto.offset.reset", "offsets", "read"], rows
     )
-
-
-def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: str) -> Consuming:
-    """Return a plan for a new group, with a protocol of librdkafka or with kafka-python."""
-    if client == Library.KAFKA_PYTHON:
-        config = {"auto_offset_reset": reset}
-        return Consuming(
-            topic=topic,
-            group=trial.group(),
-            member=name,
-            config=config,
-            library=Library.KAFKA_PYTHON,
-        )
-    return Consuming(topic=topic, group=trial.group(), member=name, config=_config(reset, client))
 
 
 @experiment(
@@ -438,7 +465,7 @@ def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: s
         "offset"
     ),
     method=(
-        "Commit offsets for all, some and none of three partitions. Start two clients with none "
+        "Commit offsets for all, some and none of three partitions. Start three clients with none "
         "(librdkafka calls it error), let them continue after the error, and count what each "
         "reads."
     ),
@@ -446,23 +473,43 @@ def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: s
         "Choose none (error in librdkafka) where skipping records and reading them again would "
         "both do harm, and stop on the error: librdkafka continues to read the other partitions."
     ),
+    why=(
+        "Without a commit and without a fallback there is no place to start at, so the client "
+        "reports it. The Java client and kafka-python raise from poll and read nothing; "
+        "librdkafka reports an error for each partition, and reads the others."
+    ),
+    scope=(
+        "Java client, librdkafka (which calls the value error) and kafka-python. kafka-python "
+        "treats any value that it does not know as none."
+    ),
+    sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def missing_offset_with_none(trial: Trial) -> None:
-    count = trial.scaled(300, 3_000)
-    rows: list[list[Cell]] = []
-    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
-        scenario = trial.scenario(client)
-        topic = trial.topic(PARTITIONS)
-        _more(trial, scenario, topic, count, first=0)
-        middle = _middle(trial, topic)
-        for committed in (PARTITIONS, PARTITIONS - 1, 0):
-            plan = _with(
-                _of_client(trial, topic, client, _no_reset(client), f"{committed} committed"),
+    count, rows = trial.scaled(300, 3_000), list[list[Cell]]()
+    scenario, topic = trial.scenario("none"), trial.topic(PARTITIONS)
+    starting.send_more(trial, scenario, topic, count, first=0)
+    middle, clients, numbers = (
+        starting.log_middle(trial, topic),
+        starting.all_clients(trial),
+        (PARTITIONS, 2, 0),
+    )
+    plans: dict[StartClient, list[Consuming]] = {}
+    for client in clients:
+        plans[client] = [
+            starting.changed(
+                client.plan(trial, topic, client.no_reset, f"{client}, {committed} committed"),
                 continue_after_error=True,
             )
-            _commit(trial, topic, plan.group, {part: middle[part] for part in range(committed)})
-            found = _read(trial, scenario, plan)
+            for committed in numbers
+        ]
+        for committed, plan in zip(numbers, plans[client], strict=True):
+            starting.commit_at(
+                trial, topic, plan.group, {part: middle[part] for part in range(committed)}
+            )
+    readings = starting.read_each(trial, scenario, plans)
+    for client in clients:
+        for committed, found in zip(numbers, readings[client], strict=True):
             named = sorted(set(found.errors))
             evidence = f"{', '.join(named) or 'no error'}, {found.count} records read"
             rows.append([str(client), committed, ", ".join(named) or "none", found.count])
@@ -470,175 +517,14 @@ def missing_offset_with_none(trial: Trial) -> None:
                 trial.control(f"{client}: no error when all are committed", not named, evidence)
             else:
                 missing = f"{PARTITIONS - committed} of {PARTITIONS}"
-                statement = f"{client}: an error with {missing} partitions uncommitted"
-                trial.statement(statement, _is_about_offsets(found), evidence)
+                trial.statement(
+                    f"{client.protocol} protocol: an error with {missing} partitions uncommitted",
+                    starting.is_about_offsets(found),
+                    evidence,
+                    client=client.library,
+                )
     trial.table(
         "Errors and records of a consumer that continues after the error",
         ["client", "committed", "error", "read"],
         rows,
-    )
-
-
-@experiment(
-    "start-6",
-    statement="subscribe and assign start from the same offset",
-    method=(
-        "Read one topic with subscribe and with assign, with and without commits of the group, "
-        "with earliest and with latest, with two clients; and with assign without a group."
-    ),
-    advice=(
-        "With the same group id both continue from its commits. assign without a group stores no "
-        "offsets: keep them yourself."
-    ),
-    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
-)
-def subscribe_and_assign(trial: Trial) -> None:
-    count = trial.scaled(300, 3_000)
-    scenario = trial.scenario("both ways")
-    topic = trial.topic(PARTITIONS)
-    _more(trial, scenario, topic, count, first=0)
-    middle, ends, rows = _middle(trial, topic), _ends(trial, topic), list[list[Cell]]()
-    for client in ("classic", Library.KAFKA_PYTHON):
-        for committed in (True, False):
-            for reset in ("earliest", "latest"):
-                situation = f"{client}, {'with' if committed else 'without'} commits, {reset}"
-                began: list[Places] = []
-                for assigned in (None, list(range(PARTITIONS))):
-                    name = f"{situation}, {'subscribe' if assigned is None else 'assign'}"
-                    plan = _with(
-                        _of_client(trial, topic, client, reset, name),
-                        assigned=assigned,
-                        commit=CommitMode.NEVER,
-                    )
-                    if committed:
-                        _commit(trial, topic, plan.group, middle)
-                    began.append(_read(trial, scenario, plan).began)
-                rows.append([situation, *(_show(one) for one in began)])
-                expected = {"earliest": dict.fromkeys(ends, 0), "latest": ends}[reset]
-                if committed:
-                    expected = middle
-                trial.control(
-                    f"{situation}: subscribe begins where expected",
-                    began[0] == expected,
-                    _show(began[0]),
-                )
-                trial.statement(
-                    f"{situation}: assign begins at the same offsets",
-                    began[0] == began[1],
-                    f"{_show(began[0])} and {_show(began[1])}",
-                )
-    alone = _with(
-        _of_client(trial, topic, Library.KAFKA_PYTHON, "earliest", "no group"),
-        group="",
-        assigned=list(range(PARTITIONS)),
-    )
-    twice = [
-        _read(trial, scenario, _with(alone, member=f"no group, {number}"))
-        for number in ("first", "again")
-    ]
-    rows.append(
-        [
-            "kafka-python, no group, earliest, twice",
-            "not possible",
-            "; ".join(_show(one.began) for one in twice),
-        ]
-    )
-    trial.limit(
-        "assign without a group starts from the beginning every time",
-        all(one.began == dict.fromkeys(ends, 0) and one.count == count for one in twice),
-        f"the same {twice[1].count} records were read twice",
-    )
-    trial.table("Where reading began, by partition", ["scenario", "subscribe", "assign"], rows)
-
-
-@experiment(
-    "start-7",
-    statement=(
-        "A group whose committed offset was removed by retention falls back to auto.offset.reset"
-    ),
-    method=(
-        "A group reads a few records and stays away. Retention removes the segments that it has "
-        "not read. It returns with earliest, latest and none, with two clients."
-    ),
-    advice=(
-        "Retain records for longer than a reader may be away. Use none (error in librdkafka) to "
-        "learn about the loss: earliest skips what is gone, latest also skips everything that is "
-        "left, and neither reports it."
-    ),
-    rules=("TOPIC_RETENTION_SHORT", "PIPELINE_RECORDS_EXPIRE_SOON", "PIPELINE_RECORDS_EXPIRED"),
-)
-def offset_removed_by_retention(trial: Trial) -> None:
-    scenario = trial.scenario("retention")
-    # Retention deletes whole segments, so there must be several.
-    topic = trial.topic(PARTITIONS, retention_ms=FOREVER, segment_bytes=str(1 << 20))
-    committed, fresh = dict.fromkeys(range(PARTITIONS), 10), 300
-    now_ms = int(time.time() * 1000)
-    scenario.publish(
-        Publishing(
-            topic=topic,
-            count=5_000,
-            size=1_000,
-            keys=KEYS,
-            seed=trial.seed,
-            timestamp_ms=now_ms - 48 * HOUR_MS,
-            config=AT_ONCE,
-        )
-    )
-    _more(trial, scenario, topic, fresh, first=5_000)
-    plans: dict[tuple[str, str], Consuming] = {}
-    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
-        for reset in ("earliest", "latest", _no_reset(client)):
-            plan = _with(
-                _of_client(trial, topic, client, reset, f"{client}, {reset}"),
-                continue_after_error=True,
-            )
-            _commit(trial, topic, plan.group, committed)
-            plans[client, reset] = plan
-    _expire(trial, topic, committed)
-    firsts, ends, rows = _firsts(trial, topic), _ends(trial, topic), list[list[Cell]]()
-    lost = sum(firsts[part] - committed[part] for part in committed)
-    trial.control(
-        "records that the groups have not read are gone",
-        all(firsts[part] > committed[part] for part in committed)
-        and any(ends[part] > firsts[part] for part in committed),
-        f"{lost:,} gone, {sum(ends.values()) - sum(firsts.values()):,} left",
-    )
-    for (client, reset), plan in plans.items():
-        found = _read(trial, scenario, plan)
-        named = ", ".join(sorted(set(found.errors))) or "no error"
-        evidence = f"began at {_show(found.began)}, read {found.count:,}, {named}"
-        rows.append([client, reset, _show(found.began), found.count, named])
-        if reset in ("earliest", "latest"):
-            expected = {"earliest": firsts, "latest": ends}[reset]
-            trial.statement(
-                f"{client}: {reset} is followed",
-                found.began == expected and not found.errors,
-                evidence,
-            )
-        else:
-            trial.statement(
-                f"{client}: {reset} is followed",
-                _is_about_offsets(found) and found.count == 0,
-                evidence,
-            )
-    trial.table(
-        f"After the loss: committed {_show(committed)}, log from {_show(firsts)} to {_show(ends)}",
-        ["client", "auto.offset.reset", "began at", "read", "error"],
-        rows,
-    )
-
-
-def _expire(trial: Trial, topic: str, committed: Places) -> None:
-    """Let retention remove records older than a day.
-
-    A user's cluster checks retention only every few minutes: delete the records there.
-    """
-    if trial.cluster.own is None:
-        topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
-        return
-    topic_admin.alter(trial.cluster.kafka, topic, {"retention.ms": str(24 * HOUR_MS)}, ())
-    trial.note("retention.ms=1 day")
-    trial.wait(
-        lambda: all(first > committed[part] for part, first in _firsts(trial, topic).items()),
-        "retention to remove the old segments",
     )

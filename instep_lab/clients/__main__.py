@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from instep_lab.clients import process
 from instep_lab.clients.consuming import Consuming, consume
+from instep_lab.clients.java_client import CONNECTION
 from instep_lab.clients.publishing import Publishing, publish
 from instep_lab.history import HistoryWriter
 
 
 def main(plan_file: str, history_file: str) -> None:
     plan = msgspec.json.decode(Path(plan_file).read_bytes(), type=Publishing | Consuming)
-    connection = msgspec.json.decode(os.environ[process.CONNECTION])
+    connection = msgspec.json.decode(os.environ[CONNECTION])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with HistoryWriter(Path(history_file)) as history_writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from instep_lab.clients.consuming import DEFAULTS
 TOPIC = "__consumer_offsets"
 COMMIT_KEYS = (0, 1)  # versions of the key of a commit; 2 is the metadata of a group
 PATIENCE_S = 60.0
+OFFSET_COMMIT, WITH_RETENTION = 8, 2  # the request's key, and its last version with a retention
 
 
 def commits(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> list[int]:
@@ -77,3 +79,35 @@ def decode_key(key: bytes) -> tuple[str, str, int] | None:
         texts.append(key[at + 2 : at + 2 + length].decode())
         at += 2 + length
     return texts[0], texts[1], int(struct.unpack_from(">i", key, at)[0])
+
+
+def commit_with_retention(
+    bootstrap: str, group: str, topic: str, places: Mapping[int, int], retention_ms: int
+) -> None:
+    """Commit offsets that the broker removes after this time, as clients until 2.0 could.
+
+    No client of today can, so the request is written by hand, to a broker without encryption.
+    """
+    body = struct.pack(">hhi", OFFSET_COMMIT, WITH_RETENTION, 1) + _text("instep-lab")
+    # the group, no generation, no member, the retention, and one topic
+    body += _text(group) + struct.pack(">i", -1) + _text("") + struct.pack(">q", retention_ms)
+    body += struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(places))
+    for partition, offset in places.items():
+        body += struct.pack(">iq", partition, offset) + _text("")
+    host, _, port = bootstrap.split(",")[0].rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as connection,
+        connection.makefile("rb") as stream,
+    ):
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", stream.read(4))
+        answer = stream.read(size)
+    # the answer ends with the error code of the last partition
+    (error,) = struct.unpack(">h", answer[-2:])
+    if error:
+        raise errors.InstepError(f"the broker refused a commit of group {group!r}: error {error}")
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack(">h", len(encoded)) + encoded

@@ -31,6 +31,8 @@ from confluent_kafka import (
 )
 
 from instep_lab import workload
+from instep_lab.clients.library import Library
+from instep_lab.clients.output_topic import OutputTopic
 from instep_lab.clients.table import SqliteTable
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
@@ -53,14 +55,29 @@ class CommitMode(enum.StrEnum):
 class Keep(enum.StrEnum):
     """Where the work is visible.
 
-    In the history, in a plain table, in a table with a unique index, or in a table with the offset
-    in the same transaction.
+    HISTORY: only in the history. TABLE: in a plain table. UNIQUE, BY_OFFSET, BY_PLACE: in a table
+    with a unique index on the record's id, on its offset, or on partition and offset. WITH_OFFSET:
+    in a table with the offset in the same transaction; CHECKED only if the stored offset is that
+    of the record. TOPIC: in another topic; TRANSACTION in one transaction with the offsets.
     """
 
     HISTORY = "history"
     TABLE = "table"
     UNIQUE = "unique"
+    BY_OFFSET = "unique offset"
+    BY_PLACE = "unique partition and offset"
     WITH_OFFSET = "with offset"
+    CHECKED = "with checked offset"
+    TOPIC = "topic"
+    TRANSACTION = "transaction"
+
+    @property
+    def is_table(self) -> bool:
+        return self not in (Keep.HISTORY, Keep.TOPIC, Keep.TRANSACTION)
+
+    @property
+    def stores_offset(self) -> bool:
+        return self in (Keep.WITH_OFFSET, Keep.CHECKED)
 
 
 class Pool(enum.StrEnum):
@@ -78,19 +95,6 @@ class CrashPoint(enum.StrEnum):
     COMMITTED = "after the commit"
 
 
-class Library(enum.StrEnum):
-    """The client library.
-
-    Only LIBRDKAFKA supports crashes, tables and pools. KAFKA_PYTHON has the eager sticky assignor.
-    SHARE is librdkafka's share consumer, which reads as a member of a share group until it is
-    stopped.
-    """
-
-    LIBRDKAFKA = "librdkafka"
-    KAFKA_PYTHON = "kafka-python"
-    SHARE = "share"
-
-
 class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     """What to read and how.
 
@@ -101,9 +105,14 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     beginning, whatever the group has committed.
 
     `commit_every` commits after that many records instead of after each batch. The process kills
-    itself with -9 at the point `dies_at` of record number `dies_on`. The work takes `work_ms` per
-    record on average, plus `batch_ms` per batch. `also` names further topics to subscribe to. A
-    partition without a start offset ends the reading unless `continue_after_error` is set.
+    itself with -9 at the point `dies_at` of record number `dies_on`. Before the work on record
+    number `stops_on` it stops itself with SIGSTOP, until somebody continues it; before the work on
+    record number `hangs_on` it waits, without polling, until the file `hangs_until` exists.
+
+    What is kept in a topic goes to `output`, by a producer with this `transactional_id`. The work
+    takes `work_ms` per record on average, plus `batch_ms` per batch. `also` names further topics to
+    subscribe to. A partition without a start offset ends the reading unless `continue_after_error`
+    is set.
     """
 
     topic: str
@@ -128,7 +137,57 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     idle_s: float | None = None
     dies_at: CrashPoint | None = None
     dies_on: int = 0
+    stops_on: int = 0
+    hangs_on: int = 0
+    hangs_until: str = ""
+    output: str = ""
+    transactional_id: str = ""
     continue_after_error: bool = False
+
+    @property
+    def commits_after_work(self) -> bool:
+        """Whether what it commits is worked on: not with a pool, whose threads work later."""
+        return (
+            self.commit in (CommitMode.SYNC, CommitMode.ASYNC, CommitMode.COMBINED)
+            and self.pool is Pool.NONE
+            and self.library is not Library.SHARE
+        )
+
+    @property
+    def commits_at_end(self) -> bool:
+        """Whether it commits what it has worked on when it closes."""
+        return self.commit is CommitMode.COMBINED and self.pool is Pool.NONE
+
+    @property
+    def records_commits(self) -> bool:
+        """Whether its history has every commit that it tried, by partition.
+
+        It has not those that the library tried by itself, and does not tell topics apart.
+        """
+        return (
+            self.commit is not CommitMode.AUTO
+            and self.library is not Library.SHARE
+            and not self.also
+        )
+
+    @property
+    def reads_to_end(self) -> bool:
+        """Whether it ends by itself, and only at the end of the log, which it records."""
+        return (
+            self.to_end
+            and self.count is None
+            and self.idle_s is None
+            and self.library is Library.LIBRDKAFKA
+        )
+
+    @property
+    def continues_at_commit(self) -> bool:
+        """Whether it starts where its group has committed."""
+        return (
+            not self.keep.stores_offset
+            and not self.from_start
+            and self.library is not Library.SHARE
+        )
 
     def batch_limit(self, read: int) -> int:
         """Return how many more records may be read at once after this many."""
@@ -148,6 +207,12 @@ DEFAULTS: Mapping[str, Any] = {
 POLL_S = 0.1
 UNASSIGNED_MAX_S = 30.0
 POOL_SIZE = 8
+HANG_INTERVAL_S = 0.02
+UNIQUE_COLUMNS = {
+    Keep.UNIQUE: "key, number",
+    Keep.BY_OFFSET: "place",
+    Keep.BY_PLACE: "part, place",
+}
 
 
 class ConsumerProgress(msgspec.Struct):
@@ -191,6 +256,15 @@ def consume(
                 reader.run()
 
 
+def rejection(config: Mapping[str, Any]) -> str | None:
+    """Return why librdkafka rejects these settings of a consumer; None if it accepts them."""
+    try:
+        Consumer({"group.id": "none", **config}).close()
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return None
+
+
 class _Reader:
     def __init__(
         self,
@@ -219,6 +293,9 @@ class _Reader:
             {name: value for name, value in config.items() if value is not None}
         )
         self._table = _table(plan)
+        self._output: OutputTopic | None = None
+        if plan.output:
+            self._output = OutputTopic(plan.output, connection, plan.transactional_id)
         self._pool: _Workers | None = None
         if plan.pool is not Pool.NONE:
             self._pool = _Workers(self._work, plan)
@@ -241,9 +318,11 @@ class _Reader:
             )
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool:
             self._pool.close()
+        if kind is None:
+            self._history_writer.note(self._operation(OperationKind.END, OperationStatus.OK))
         with contextlib.suppress(KafkaException, RuntimeError):
             if self._plan.commit is CommitMode.COMBINED:
                 self._commit(synchronous=True)
@@ -280,6 +359,15 @@ class _Reader:
                 messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.progress.ends[message.partition() or 0] = message.offset() or 0
+                self._history_writer.note(
+                    self._operation(
+                        OperationKind.POSITION,
+                        OperationStatus.OK,
+                        topic=message.topic() or "",
+                        partition=message.partition(),
+                        offset=message.offset(),
+                    )
+                )
             else:
                 self.progress.errors.append(error.name())
                 self._history_writer.note(
@@ -313,6 +401,7 @@ class _Reader:
             for message in batch:
                 self._done += 1
                 self._die_on(CrashPoint.READ)
+                self._pause()
                 self._work(message)
                 self._die_on(CrashPoint.WORKED)
                 self._mark([message])
@@ -322,7 +411,9 @@ class _Reader:
                 if plan.commit_every and self._since_commit >= plan.commit_every:
                     self._commit_as_planned()
         time.sleep(plan.batch_ms / 1000)
-        if not plan.commit_every:
+        if plan.keep is Keep.TRANSACTION:
+            self._commit_transaction()
+        elif not plan.commit_every:
             self._commit_as_planned()
 
     def _work(self, message: Message) -> None:
@@ -331,11 +422,18 @@ class _Reader:
             seed = f"{self._plan.seed}-{message.partition()}-{message.offset()}"
             generator = random.Random(seed)  # noqa: S311 - nothing secret
             time.sleep(generator.uniform(0, 2 * self._plan.work_ms) / 1000)
-        if self._table:
-            self._table.write(
-                self._plan.topic, message, before_commit=lambda: self._die_on(CrashPoint.WRITING)
+        if self._table and not self._table.write(
+            self._plan.topic, message, before_commit=lambda: self._die_on(CrashPoint.WRITING)
+        ):
+            # Another member has taken over: what it has stored is ahead of this record.
+            self._note_record(
+                OperationKind.WORK, message, OperationStatus.FAIL, note="the stored offset differs"
             )
-        self._note_record(OperationKind.WORK, message)
+            return
+        if self._output:
+            self._output.write(message)
+        worker = threading.current_thread().name if self._pool else ""
+        self._note_record(OperationKind.WORK, message, note=worker)
 
     # --- offsets -------------------------------------------------------------------------------
 
@@ -343,7 +441,7 @@ class _Reader:
         """Return the partitions with start offsets: from the table, or else the group's commits."""
         if self._plan.from_start:
             return [TopicPartition(part.topic, part.partition, OFFSET_BEGINNING) for part in parts]
-        if self._plan.keep is not Keep.WITH_OFFSET or self._table is None:
+        if not self._plan.keep.stores_offset or self._table is None:
             return parts
         known = self._table.offsets(self._plan.topic)
         return [
@@ -389,6 +487,23 @@ class _Reader:
         for one in offsets:
             self._note_commit(one, outcome, note, took_ns=took)
 
+    def _commit_transaction(self) -> None:
+        """Commit the results of a batch and its offsets together."""
+        if self._output is None or not self._last:
+            return
+        offsets = [
+            TopicPartition(self._plan.topic, number, last + 1)
+            for number, last in self._last.items()
+        ]
+        self._output.commit(
+            offsets,
+            self._consumer.consumer_group_metadata(),
+            before_commit=lambda: self._die_on(CrashPoint.WRITING),
+        )
+        for one in offsets:
+            self._note_commit(one, OperationStatus.OK, "transaction")
+        self._die_on(CrashPoint.COMMITTED)
+
     def _committed(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """Record the responses to automatic and asynchronous commits."""
         for one in offsets:
@@ -403,7 +518,7 @@ class _Reader:
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         self._note_partitions(OperationKind.ASSIGN, parts)
         self._update_held(added=parts)
-        if self._plan.keep is Keep.WITH_OFFSET:
+        if self._plan.keep.stores_offset:
             consumer.assign(self._with_start(parts))
 
     def _revoked(self, _: Consumer, parts: list[TopicPartition]) -> None:
@@ -438,16 +553,44 @@ class _Reader:
         if self._plan.dies_at is point and self._done + coming >= self._plan.dies_on:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _note_record(self, kind: OperationKind, message: Message) -> None:
+    def _pause(self) -> None:
+        """Stop this process, or hang without polling, before the work on the planned record."""
+        plan = self._plan
+        if plan.stops_on == self._done:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if plan.hangs_on == self._done:
+            self._note_fault("hangs")
+            while not (Path(plan.hangs_until).exists() or self._stop.is_set()):
+                time.sleep(HANG_INTERVAL_S)
+            self._note_fault("returns")
+
+    def _note_fault(self, note: str) -> None:
+        self._history_writer.note(
+            self._operation(OperationKind.FAULT, OperationStatus.OK, note=note)
+        )
+
+    def _note_record(
+        self,
+        kind: OperationKind,
+        message: Message,
+        outcome: OperationStatus = OperationStatus.OK,
+        note: str = "",
+    ) -> None:
         key, number = workload.parse(message.value() or b"")
+        sender, sequence = workload.parse_headers(message.headers())
         self._history_writer.note(
             self._operation(
                 kind,
-                OperationStatus.OK,
+                outcome,
+                note=note,
                 key=key,
                 number=number,
+                topic=message.topic() or "",
+                sender=sender,
+                sequence=sequence,
                 partition=message.partition(),
                 offset=message.offset(),
+                timestamp_ms=message.timestamp()[1],
             )
         )
 
@@ -480,10 +623,13 @@ class _Reader:
 
 
 def _table(plan: Consuming) -> SqliteTable | None:
-    if plan.keep is Keep.HISTORY:
+    if not plan.keep.is_table:
         return None
     return SqliteTable(
-        Path(plan.table), unique=plan.keep is Keep.UNIQUE, with_offset=plan.keep is Keep.WITH_OFFSET
+        Path(plan.table),
+        unique=UNIQUE_COLUMNS.get(plan.keep, ""),
+        with_offset=plan.keep.stores_offset,
+        checked=plan.keep is Keep.CHECKED,
     )
 
 

@@ -16,12 +16,13 @@ from instep import errors
 from instep.local import artifacts, java
 
 JAVA_PRODUCER = "org.apache.kafka.clients.producer.ProducerConfig"
+JAVA_CONSUMER = "org.apache.kafka.clients.consumer.ConsumerConfig"
 JAVA_TIMEOUT_S = 60
 VALUE_BYTES = 512
 
 
-def of_java(bundle: str) -> tuple[str, dict[str, str]]:
-    """Return the release of a bundle's Java client and the defaults of its producer.
+def of_java(bundle: str, config: str = JAVA_PRODUCER) -> tuple[str, dict[str, str]]:
+    """Return the release of a bundle's Java client and the defaults of its producer or consumer.
 
     Kafka's configuration classes print their own documentation.
     """
@@ -29,7 +30,7 @@ def of_java(bundle: str) -> tuple[str, dict[str, str]]:
     logging = [found for found in artifacts.jars("kafka") if found.name.startswith("slf4j-api-")]
     classes = os.pathsep.join(str(one) for one in (jar, *logging))
     printed = subprocess.run(
-        [java.find(), "-XX:TieredStopAtLevel=1", "-cp", classes, JAVA_PRODUCER],
+        [java.find(), "-XX:TieredStopAtLevel=1", "-cp", classes, config],
         capture_output=True,
         text=True,
         check=False,
@@ -86,6 +87,15 @@ def of_kafka_python() -> tuple[str, dict[str, str]]:
     import kafka
 
     defaults = kafka.KafkaProducer.DEFAULT_CONFIG
+    named = {name.replace("_", "."): str(value) for name, value in defaults.items()}
+    return kafka.__version__, named
+
+
+def of_kafka_python_consumer() -> tuple[str, dict[str, str]]:
+    """Return the release of kafka-python and the defaults of its consumer, with Java's names."""
+    import kafka
+
+    defaults = kafka.KafkaConsumer.DEFAULT_CONFIG
     named = {name.replace("_", "."): str(value) for name, value in defaults.items()}
     return kafka.__version__, named
 

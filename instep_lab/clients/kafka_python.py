@@ -45,6 +45,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fetch_max_wait_ms": 10,
     "allow_auto_create_topics": False,
 }
+STUCK_S = 8.0  # a rebalance takes much less
 
 
 def consume(
@@ -58,6 +59,7 @@ def consume(
     reader = _Reader(plan, connection, history_writer, progress)
     try:
         reader.run(stop)
+        reader.end()
     finally:
         reader.close()
 
@@ -71,15 +73,35 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         progress: ConsumerProgress,
     ) -> None:
         self._plan, self._history_writer, self.progress = plan, history_writer, progress
-        self._consumer = KafkaConsumer(**_config(plan, connection))
+        self._connection = connection
+        self._revoked_at: float | None = None
+        self._consumer = self._connect()
+
+    def _connect(self) -> KafkaConsumer:
+        plan = self._plan
+        consumer = KafkaConsumer(**_config(plan, self._connection))
         if plan.assigned is None:
             # otherwise it may join before it knows the topic, and then gets no partitions
-            self._consumer.partitions_for_topic(plan.topic)
-            self._consumer.subscribe([plan.topic, *plan.also], listener=self)
+            consumer.partitions_for_topic(plan.topic)
+            consumer.subscribe([plan.topic, *plan.also], listener=self)
         else:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
-            self._consumer.assign(parts)
+            consumer.assign(parts)
             self.on_partitions_assigned(parts)
+        return consumer
+
+    def _join_again_if_stuck(self) -> None:
+        """Replace the client if it has not rejoined its group.
+
+        If its metadata changes while it joins, it gives up its partitions, and sometimes never
+        gets them back.
+        """
+        if self._revoked_at is None or time.monotonic() - self._revoked_at < STUCK_S:
+            return
+        self._revoked_at = None
+        self._note(OperationKind.FAULT, note="did not rejoin: starts again")
+        self._consumer.close(timeout_ms=1_000)
+        self._consumer = self._connect()
 
     def run(self, stop: threading.Event) -> None:
         plan, quiet_since = self._plan, time.monotonic()
@@ -95,19 +117,25 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 found = {}
             if not found:
                 self._note_ends()
+                self._join_again_if_stuck()
             if found:
                 quiet_since = time.monotonic()
                 self._handle([record for records in found.values() for record in records])
             elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
                 return
 
+    def end(self) -> None:
+        self._note(OperationKind.END)
+
     def close(self) -> None:
         self._consumer.close(timeout_ms=10_000)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._revoked_at = time.monotonic()
         self._hold(OperationKind.REVOKE, revoked)
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._revoked_at = None
         self._hold(OperationKind.ASSIGN, assigned)
 
     def _hold(self, kind: OperationKind, parts: Collection[TopicPartition]) -> None:
@@ -125,8 +153,17 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         for kind in (OperationKind.READ, OperationKind.WORK):
             for record in records:
                 key, number = workload.parse(record.value)
+                sender, sequence = workload.parse_headers(record.headers)
                 self._note(
-                    kind, key=key, number=number, partition=record.partition, offset=record.offset
+                    kind,
+                    key=key,
+                    number=number,
+                    topic=record.topic,
+                    partition=record.partition,
+                    offset=record.offset,
+                    timestamp_ms=record.timestamp,
+                    sender=sender,
+                    sequence=sequence,
                 )
         self.progress.read += len(records)
         if self._plan.commit is CommitMode.SYNC:

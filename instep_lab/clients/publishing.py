@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from instep_lab import workload
+from instep_lab.clients.library import Library
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 # errors after which the record is certainly not in the log; after any other error it may be
@@ -24,6 +27,9 @@ NOT_WRITTEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
+
+BLOCKED = "send() blocked"
+BLOCKED_NS = 500_000_000  # a call of send that takes longer is recorded
 
 
 class DeliveryMode(enum.StrEnum):
@@ -45,11 +51,12 @@ class KeyEncoding(enum.StrEnum):
 class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     """What to send and how.
 
-    `config` holds settings of librdkafka in addition to the connection. With `by_number`, key kN
-    goes to partition N modulo that number. A transaction holds `transaction` records, and
-    every `abort_every`-th transaction is aborted. `warm` waits for the acknowledgement of the first
-    record, so that the time to connect does not count. The process kills itself with -9 after
-    `dies_after` records were handed to the client.
+    `config` holds settings of the library in addition to the connection. The keys are k0, k1, …, or
+    begin with the number `first_key`. With `by_number`, key kN goes to partition N modulo that
+    number. A transaction holds `transaction` records, and every `abort_every`-th transaction is
+    aborted. `warm` waits for the acknowledgement of the first record, so that the time to connect
+    does not count. The process kills itself with -9 after `dies_after` records were handed to the
+    client. With `note_retries`, the history has a fault for each retry that the client reports.
     """
 
     topic: str
@@ -58,6 +65,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     seed: int | str = 0
     size: int = 100
     first: int = 0
+    first_key: int = 0
     keyed: bool = True
     encoding: KeyEncoding = KeyEncoding.NAME
     by_number: int | None = None
@@ -71,7 +79,57 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     abort_every: int | None = None
     dies_after: int | None = None
     timestamp_ms: int | None = None
+    note_retries: bool = False
+    library: Library = Library.LIBRDKAFKA
     member: str = "publisher"
+
+    @property
+    def learns_offsets(self) -> bool:
+        """Whether the sender hears where each record is: not without acknowledgements."""
+        return self._setting("acks") != "0" and self.mode is not DeliveryMode.FORGET
+
+    @property
+    def idempotent(self) -> bool:
+        return self._setting("enable.idempotence") == "true"
+
+    def _setting(self, name: str) -> str:
+        return str(self.config.get(name, DEFAULTS[name])).lower()
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer whose speed is measured: how many records it sends at full speed and paced."""
+
+    name: str
+    count: int
+    paced: int = 0
+    config: dict[str, Any] = {}
+    mode: DeliveryMode = DeliveryMode.CALLBACK
+
+
+class Measuring(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
+    """How fast producers are: each sends at full speed, and then at a steady rate, in turns.
+
+    There is no history: writing it would be measured too. One more round, which comes first,
+    warms up and does not count.
+    """
+
+    topic: str
+    variants: list[Variant]
+    rounds: int
+    size: int = 100
+    per_s: float = 1_000
+    library: Library = Library.LIBRDKAFKA
+    member: str = "measured"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a producer achieved in one round: records per second, and ms to the answer."""
+
+    variant: str
+    per_s: float
+    median_ms: float | None = None
+    late_ms: float | None = None
+    failed: int = 0
 
 
 # safe unless a trial says otherwise: with the client's own defaults, retries reorder records
@@ -92,7 +150,9 @@ def publish(
 ) -> None:
     """Send all records, or until stopped, and record the outcome of each."""
     sender = _Sender(plan, connection, history_writer)
-    records = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
+    records = workload.records(
+        plan.seed, plan.count, plan.keys, plan.size, plan.first, plan.first_key
+    )
     began = time.monotonic()
     for number, record in enumerate(records):
         if stop is not None and stop.is_set():
@@ -117,17 +177,51 @@ def rejection(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+class _RetryHandler(logging.Handler):
+    """Records in the history what librdkafka's log says about rejected requests."""
+
+    def __init__(self, history_writer: HistoryWriter, member: str) -> None:
+        super().__init__()
+        self._history_writer, self._member = history_writer, member
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _, found, error = record.getMessage().partition(" encountered error: ")
+        if found:
+            self._history_writer.note(
+                ClientOperation(
+                    kind=OperationKind.FAULT,
+                    outcome=OperationStatus.FAIL,
+                    member=self._member,
+                    note=error,
+                )
+            )
+
+
 class _Sender:
     def __init__(
         self, plan: Publishing, connection: Mapping[str, Any], history_writer: HistoryWriter
     ) -> None:
         self._plan, self._history_writer = plan, history_writer
-        self._producer = Producer({**DEFAULTS, **plan.config, **connection})
+        config = {**DEFAULTS, **plan.config, **connection}
+        if plan.mode is DeliveryMode.FORGET:
+            # all that such a sender may learn of is an error of the client as a whole
+            config["error_cb"] = lambda error: self._note_fault(error.name())
+        if plan.note_retries:
+            config |= {"debug": "msg", "log_level": 7, "logger": self._retry_logger()}
+        self._producer = Producer(config)
         self._in_transaction = 0
         self._transactions = 0
+        self._id = uuid.uuid4().hex[:8]
+        self._handed_over = 0
         self._open: set[tuple[str, int]] = set()
         if plan.transaction:
             self._producer.init_transactions(30)
+
+    def _retry_logger(self) -> logging.Logger:
+        """Return a logger that records the errors that librdkafka retries."""
+        logger = logging.Logger("librdkafka", logging.DEBUG)  # noqa: LOG001 - not for others
+        logger.addHandler(_RetryHandler(self._history_writer, self._plan.member))
+        return logger
 
     def send(self, record: workload.WorkloadRecord) -> None:
         plan = self._plan
@@ -135,7 +229,6 @@ class _Sender:
             self._producer.begin_transaction()
             self._transactions += 1
         began = time.monotonic_ns()
-        note = self._noter(record, began)
         place: dict[str, Any] = {}
         if plan.by_number is not None:
             place["partition"] = _key_number(record) % plan.by_number
@@ -144,9 +237,13 @@ class _Sender:
         if plan.keyed:
             place["key"] = _encode_key(record, plan.encoding)
         self._open.add((record.key, record.number))
+        headers = workload.headers(self._id, self._handed_over)
+        self._handed_over += 1
+        if plan.mode is not DeliveryMode.FORGET:
+            place["on_delivery"] = self._noter(record, began)
         while True:
             try:
-                self._producer.produce(plan.topic, record.value, on_delivery=note, **place)
+                self._producer.produce(plan.topic, record.value, headers=headers, **place)
                 break
             except BufferError:  # the queue is full until deliveries are reported
                 self._producer.poll(0.05)
@@ -155,6 +252,7 @@ class _Sender:
                 self._open.discard((record.key, record.number))
                 self._note(record.key, record.number, OperationStatus.FAIL, error.args[0].name())
                 return
+        self._note_blocked(time.monotonic_ns() - began)
         if plan.mode is DeliveryMode.WAIT:
             self.wait()
         else:
@@ -165,12 +263,17 @@ class _Sender:
                 self._end_transaction()
 
     def wait(self) -> None:
-        """Wait until every record has an outcome."""
-        self._producer.flush(self._plan.flush_timeout_s)
+        """Wait until every record has an outcome; record what the client reports as undelivered."""
+        left = self._producer.flush(self._plan.flush_timeout_s)
+        if left and self._plan.mode is DeliveryMode.FORGET:
+            self._note_fault(f"flush() left {left} records")
 
     def serve(self, s: float) -> None:
-        """Handle delivery reports while there is nothing to send."""
-        self._producer.poll(s)
+        """Handle delivery reports for this time, in which there is nothing to send."""
+        until = time.monotonic() + s
+        # poll returns after the first reports, not at the end of the time.
+        while (left := until - time.monotonic()) > 0:
+            self._producer.poll(left)
 
     def end(self) -> None:
         """End the last transaction and flush; records without an outcome by then are unknown."""
@@ -178,8 +281,11 @@ class _Sender:
             self._end_transaction()
         if self._plan.flush:
             self.wait()
+        why = "no delivery report"
+        if self._plan.mode is DeliveryMode.FORGET:
+            why = "fire and forget"
         for key, number in sorted(self._open):
-            self._note(key, number, OperationStatus.UNKNOWN, note="no delivery report")
+            self._note(key, number, OperationStatus.UNKNOWN, note=why)
         self._open.clear()
 
     def _end_transaction(self) -> None:
@@ -226,16 +332,10 @@ class _Sender:
     def _noter(
         self, record: workload.WorkloadRecord, began: int
     ) -> Callable[[KafkaError | None, Message], None]:
-        transaction = self._transaction
+        transaction, plan_learns = self._transaction, self._plan.learns_offsets
 
         def note(error: KafkaError | None, message: Message) -> None:
             self._open.discard((record.key, record.number))
-            if self._plan.mode is DeliveryMode.FORGET:
-                # such a sender ignores the outcome, so the history has none either
-                self._note(
-                    record.key, record.number, OperationStatus.UNKNOWN, note="fire and forget"
-                )
-                return
             ended = time.monotonic_ns()
             self._history_writer.note(
                 ClientOperation(
@@ -246,14 +346,32 @@ class _Sender:
                     member=self._plan.member,
                     key=record.key,
                     number=record.number,
+                    topic=self._plan.topic,
                     partition=message.partition(),
-                    offset=message.offset() if error is None else None,
+                    # Without a response, the client makes offsets up.
+                    offset=message.offset() if error is None and plan_learns else None,
                     transaction=transaction,
                     note=error.name() if error else "",
                 )
             )
 
         return note
+
+    def _note_blocked(self, took_ns: int) -> None:
+        if took_ns > BLOCKED_NS:
+            self._history_writer.note(
+                ClientOperation(kind=OperationKind.FAULT, took_ns=took_ns, note=BLOCKED)
+            )
+
+    def _note_fault(self, what: str) -> None:
+        self._history_writer.note(
+            ClientOperation(
+                kind=OperationKind.FAULT,
+                outcome=OperationStatus.FAIL,
+                member=self._plan.member,
+                note=what,
+            )
+        )
 
     def _note(self, key: str, number: int, outcome: OperationStatus, note: str = "") -> None:
         self._history_writer.note(

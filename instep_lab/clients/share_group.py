@@ -46,11 +46,15 @@ def consume(
                     note(OperationStatus.FAIL, note=f"{error.name()}: {error.str()}")
                     continue
                 key, number = workload.parse(message.value() or b"")
+                sender, sequence = workload.parse_headers(message.headers())
                 note(
                     OperationStatus.OK,
                     key=key,
                     number=number,
+                    topic=message.topic() or "",
                     partition=message.partition(),
                     offset=message.offset(),
+                    sender=sender,
+                    sequence=sequence,
                 )
                 progress.read += 1

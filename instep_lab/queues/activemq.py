@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 from urllib.parse import urlparse
 
@@ -33,6 +34,10 @@ class MessageCounter(stomp.ConnectionListener):  # type: ignore[misc]
         self.receipts = 0
         self.messages: list[Any] = []
         self.failure = ""
+        self.server = ""
+
+    def on_connected(self, frame: Any) -> None:
+        self.server = frame.headers.get("server", "ActiveMQ").replace("/", " ")
 
     def on_receipt(self, frame: Any) -> None:  # noqa: ARG002 - the library's name
         with self.changed:
@@ -106,6 +111,9 @@ class ActiveQueue:
         self._connection.unsubscribe(READER, headers={"receipt": "end"})
         self._wait_receipts(expected)
         return [frame.body for frame in found]
+
+    def release(self) -> str:
+        return f"{self._counter.server}, stomp.py {metadata.version('stomp.py')}"
 
     def close(self) -> None:
         if self._connection.is_connected():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import TypeVar
 
 import confluent_kafka
@@ -15,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
 from instep.kafka import faults
+from instep.local import artifacts
 from instep.waiting import retrying
 from instep_lab.queues import system
 
@@ -91,6 +93,11 @@ class KafkaQueue:
         if self._durable and found:
             self._consumer.commit(offsets=[self._place], asynchronous=False)
         return found
+
+    def release(self) -> str:
+        client = metadata.version("confluent-kafka")
+        library = confluent_kafka.libversion()[0]
+        return f"Kafka {artifacts.KAFKA_VERSION}, confluent-kafka {client} (librdkafka {library})"
 
     def close(self) -> None:
         self._producer.purge()

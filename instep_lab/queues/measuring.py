@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -122,14 +123,18 @@ def losses(
 ) -> list[Loss]:
     """Enqueue, kill the process that holds the messages, restart it, and count what can be read.
 
-    Systems that share a process share one kill.
+    Systems that share a process share one kill; different processes are killed and restarted at
+    the same time.
     """
     sent = messages(count, size)
     found = []
-    for sharing in _by_holder(systems):
-        for system, read in zip(
-            sharing, survivors(sharing, _new_name(), sent, killed=killed), strict=True
-        ):
+    shared = list(_by_holder(systems))
+    with ThreadPoolExecutor(len(shared)) as pool:
+        left = list(
+            pool.map(lambda same: survivors(same, _new_name(), sent, killed=killed), shared)
+        )
+    for sharing, reads in zip(shared, left, strict=True):
+        for system, read in zip(sharing, reads, strict=True):
             lost, repeated = judge(sent, read)
             found.append(Loss(system.name, system.durable, killed, size, count, lost, repeated))
             for operation in operations(sent, read):

@@ -84,6 +84,10 @@ class RabbitQueue:
         self._run()
         return found
 
+    def release(self) -> str:
+        server: Any = self._connection.server_properties
+        return f"RabbitMQ {server['version']}, pika {pika.__version__}"
+
     def close(self) -> None:
         if self._connection.is_open:
             self._connection.close()

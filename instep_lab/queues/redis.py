@@ -18,6 +18,11 @@ from instep_lab.queues import system
 GROUP, READER, FIELD = "readers", "reader", "m"
 
 
+def _release(client: redis.Redis) -> str:
+    server: Any = client.info("server")
+    return f"Redis {server['redis_version']}, redis-py {redis.__version__}"
+
+
 class ListQueue:
     def __init__(self, url: str, name: str, *, durable: bool) -> None:
         self._client = redis.Redis.from_url(url)
@@ -49,6 +54,9 @@ class ListQueue:
             if self._durable:
                 self._client.delete(self._taken)
         return found
+
+    def release(self) -> str:
+        return _release(self._client)
 
     def close(self) -> None:
         self._client.close()
@@ -86,6 +94,9 @@ class StreamQueue:
             if self._durable:
                 self._client.xack(self._name, GROUP, *(number for number, _ in entries))
         return found
+
+    def release(self) -> str:
+        return _release(self._client)
 
     def close(self) -> None:
         self._client.close()

@@ -24,6 +24,9 @@ class Queue(Protocol):
     def dequeue(self, count: int) -> list[bytes]:
         """Return up to `count` messages, acknowledged if durable; fewer if no more arrive."""
 
+    def release(self) -> str:
+        """Return the releases of the server, which it reports itself, and of the client."""
+
     def close(self) -> None:
         """Close the connections; a durable queue remains."""
 

@@ -25,20 +25,47 @@ class KafkaServer(Holder, Protocol):
 
 @dataclass(frozen=True)
 class SystemKind:
-    """A system, with its durable and not durable uses."""
+    """A system, with what its durable and its not durable use mean; no text: there is no such."""
 
     name: str
-    durable: tuple[bool, ...] = (True, False)
+    as_durable: str = ""
+    as_not_durable: str = ""
+
+    @property
+    def durable(self) -> tuple[bool, ...]:
+        """Return the uses of the system."""
+        uses = {True: self.as_durable, False: self.as_not_durable}
+        return tuple(durable for durable, text in uses.items() if text)
 
 
+REDIS = (
+    "appendonly yes, appendfsync always: synced to disk before the response",
+    "appendonly no: in memory",
+)
 KINDS = (
-    SystemKind("kafka"),
-    SystemKind("redis-list"),
-    SystemKind("redis-stream"),
-    SystemKind("rabbitmq-classic"),
-    SystemKind("rabbitmq-quorum", (True,)),
-    SystemKind("zeromq", (False,)),
-    SystemKind("activemq"),
+    SystemKind(
+        "kafka",
+        "acks=all, one replica, not synced to disk, which is the default; offsets committed",
+        "acks=0, nothing committed",
+    ),
+    SystemKind("redis-list", f"{REDIS[0]}; read with LMOVE and deleted afterwards", REDIS[1]),
+    SystemKind("redis-stream", f"{REDIS[0]}; a group that acknowledges", REDIS[1]),
+    SystemKind(
+        "rabbitmq-classic",
+        "durable queue, persistent messages, a confirm for each, acknowledged by the reader",
+        "queue in memory, no confirms, automatic acknowledgements",
+    ),
+    SystemKind(
+        "rabbitmq-quorum",
+        "one replica; a confirm for each message, acknowledged by the reader",
+    ),
+    SystemKind("zeromq", as_not_durable="PUSH and PULL over TCP, buffers without a limit"),
+    SystemKind(
+        "activemq",
+        "persistent messages, a receipt for each: synced to disk (KahaDB), acknowledged by the "
+        "reader",
+        "messages in memory, one receipt for the last",
+    ),
 )
 
 

@@ -7,6 +7,7 @@ sending process.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
 import tempfile
@@ -43,9 +44,16 @@ class ZeroQueue:
 
     def dequeue(self, count: int) -> list[bytes]:
         found: list[bytes] = []
-        while len(found) < count and self._receiver.poll(int(system.PATIENCE_S * 1000)):
-            found.append(self._receiver.recv())
+        # A timeout of the socket: asking whether a message is there, for each message, takes
+        # longer than receiving it.
+        self._receiver.setsockopt(zmq.RCVTIMEO, int(system.PATIENCE_S * 1000))
+        with contextlib.suppress(zmq.Again):
+            while len(found) < count:
+                found.append(self._receiver.recv())
         return found
+
+    def release(self) -> str:
+        return f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}"
 
     def close(self) -> None:
         self._context.destroy(linger=0)  # do not wait for messages that nobody receives

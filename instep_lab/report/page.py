@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from instep.document.showing import counted
 from instep.report import web_page
-from instep.report.markup import REASON_MAX
 from instep_lab import store
 from instep_lab.report import contents
 from instep_lab.report.contents import LabReport, Section
+from instep_lab.verdict import DEPENDS, ClaimVerdict, PartOutcome, Role, VerdictPart
 
 KIND = "lab"
-CLASSES = {"right": "right", "wrong": "wrong", "depends": "depends", "was right": "past"}
+CLASSES = {
+    ClaimVerdict.RIGHT.value: "right",
+    ClaimVerdict.WRONG.value: "wrong",
+    ClaimVerdict.OUTDATED.value: "past",
+    **{verdict.value: "depends" for verdict in DEPENDS.values()},
+}
 
 
 def render(report: LabReport) -> str:
@@ -23,9 +28,13 @@ def render(report: LabReport) -> str:
         report=report,
         count=counted(len(report.sections), "claim"),
         classes=CLASSES,
-        reason_max=REASON_MAX,
         anchor=_anchor,
-        settings=_settings,
+        parts=contents.parts,
+        example_lines=contents.example_lines,
+        client_settings=contents.client_settings,
+        lab_defaults=contents.lab_defaults(),
+        outcome_word=contents.outcome_word,
+        outcome_class=_outcome_class,
         timeline=contents.timeline,
     )
 
@@ -34,5 +43,10 @@ def _anchor(section: Section) -> str:
     return f"claim-{store.file_name(section.id)}"
 
 
-def _settings(section: Section) -> list[str]:
-    return [f"{scenario}: {client}" for scenario, client in contents.settings(section)]
+def _outcome_class(part: VerdictPart) -> str:
+    """Return the colour of an outcome: that of a verdict, and neutral for what only helps."""
+    if part.outcome is PartOutcome.INCONCLUSIVE:
+        return "open"
+    if part.role is Role.LIMIT and part.outcome is PartOutcome.PASS:
+        return "depends"
+    return "right" if part.outcome is PartOutcome.PASS else "wrong"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from instep.report.tables import Plot, PlotKind, ReportTable, Series
 from instep_lab import store
-from instep_lab.claim import Claim, ClaimResult, Tier
+from instep_lab.claim import Claim, ClaimResult, ClaimTexts, Tier
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 
 ID = "20261101T080000-quick-7"
@@ -93,10 +93,12 @@ def claim_of(
 ) -> Claim:
     return Claim(
         id_,
-        statement,
-        "kill -9 of the leader",
-        "Use `acks=all`.",
-        rules,
+        ClaimTexts(
+            statement=statement,
+            method="kill -9 of the leader",
+            advice="Use `acks=all`.",
+            rules=rules,
+        ),
         3,
         False,
         None,

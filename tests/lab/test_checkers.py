@@ -224,3 +224,17 @@ def test_a_history_survives_the_death_of_its_writer(tmp_path: Path) -> None:
     file.write_bytes(b"nonsense\n" + file.read_bytes())
     with pytest.raises(errors.InstepError, match="line 1 is not an operation"):
         history.read(file)
+
+
+def test_the_operations_around_a_record_are_its_own_and_its_neighbours() -> None:
+    read_in_order = [number for number in range(20) if number != 9] + [9]
+    operations = [send("k1", number) for number in range(20)]
+    operations += [read("k1", number, offset) for offset, number in enumerate(read_in_order)]
+    operations += [read("k2", 0, 20)]
+    lines = history.around(operations, "k1#9", neighbours=2)
+    assert [line.split("k1#")[1].split()[0] for line in lines] == ["9", "18", "19", "9"]
+    assert lines[-1].endswith("read  ok  k1#9  partition 0 offset 19")
+
+
+def test_nothing_is_around_a_record_that_nobody_mentions() -> None:
+    assert history.around([send("k1", 0)], "k9#9") == []

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from instep.report.markup import markdown
+import pytest
+
 from instep.vet import rules
-from instep_lab import claims
+from instep_lab import claims, sources
+from instep_lab.report import __main__ as maintaining
+from instep_lab.report import archive, contents
+from instep_lab.report import markdown as page_markdown
+from instep_lab.report.contents import LabReport
 from scripts import docs_site
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,7 +22,7 @@ def test_every_rule_that_a_claim_names_exists() -> None:
     unknown = {
         claim.id: missing
         for claim in claims.ALL.values()
-        if (missing := set(claim.rules) - rules.ALL.keys())
+        if (missing := set(claim.texts.rules) - rules.ALL.keys())
     }
     assert unknown == {}
 
@@ -26,21 +31,24 @@ def test_every_claim_has_all_its_texts() -> None:
     for id_, claim in claims.ALL.items():
         assert claim.id == id_
         assert claim.family
-        for text in (claim.statement, claim.method, claim.advice):
+        texts = claim.texts
+        for text in (texts.statement, texts.method, texts.advice):
             assert text.strip() == text != "", id_
+        for text in (texts.statement, texts.method, texts.advice, texts.why, texts.scope):
             assert text.isprintable(), id_
             assert text.count("`") % 2 == 0, f"{id_}: a backtick without its partner"
         assert claim.brokers in (0, 1, 3), id_
-        assert len(set(claim.rules)) == len(claim.rules), id_
+        assert len(set(claim.texts.rules)) == len(claim.texts.rules), id_
 
 
 COUNTS = {
-    "order": 6,
-    "group": 4,
-    "start": 7,
-    "commit": 9,
-    "send": 11,
-    "topic": 9,
+    "order": 9,
+    "group": 9,
+    "start": 9,
+    "commit": 18,
+    "send": 19,
+    "topic": 13,
+    "storage": 5,
     "speed": 2,
     "queue": 3,
 }
@@ -52,17 +60,59 @@ def test_every_claim_exists_once_and_in_order() -> None:
     ]
 
 
-def test_the_published_page_quotes_every_claim() -> None:
-    page = DOCS.joinpath("lab", "claims.md").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> LabReport:
+    """Return the run that the published page quotes, from the archive beside the page."""
+    file = DOCS / "lab" / archive.NAME
+    assert file.exists(), "no run was published: python -m instep_lab.report RUN docs/lab"
+    run, kept = archive.unpack(file, tmp_path_factory.mktemp("published"))
+    return contents.gather(run, claims.ALL, kept)
+
+
+def test_the_published_page_shows_the_run_in_the_archive(published: LabReport) -> None:
+    """Compare the whole page: every part, table, example and setting is that of the run.
+
+    After a change of the page's form: python -m instep_lab.report docs/lab/run.tar.xz docs/lab
+    """
+    text = DOCS.joinpath("lab", "claims.md").read_text(encoding="utf-8")
+    assert text == page_markdown.page(published)
+    assert maintaining.unpublishable(published, list(claims.ALL)) == ""
+    assert (DOCS / "lab" / archive.NAME).stat().st_size <= archive.BYTES_MAX
+
+
+def test_the_published_run_has_the_texts_of_the_code(published: LabReport) -> None:
     for id_, claim in claims.ALL.items():
-        # the method is that of the published run, which may be older
-        for text in (claim.statement, claim.advice):
-            assert markdown(text) in page, id_
+        [section] = [one for one in published.sections if one.id == id_]
+        for name in ("statement", "method", "advice", "why", "scope"):
+            text = getattr(claim.texts, name)
+            assert text, f"{id_} has no {name}"
+            assert getattr(section.texts, name) == text, f"{id_}: {name} differs from the page"
+
+
+def test_sources_have_unique_addresses_and_every_claim_names_known_ones() -> None:
+    addresses = [source.url for source in sources.ALL.values()]
+    assert len(set(addresses)) == len(addresses)
+    assert len(sources.ALL) == len(sources._KNOWN), "an id is used twice"
+    for source in sources.ALL.values():
+        assert re.fullmatch(r"https://[^\s<>]+", source.url), source.id
+        assert source.title.strip() == source.title != "", source.id
+    unknown = {
+        claim.id: missing
+        for claim in claims.ALL.values()
+        if (missing := set(claim.texts.sources) - sources.ALL.keys())
+    }
+    assert unknown == {}
+
+
+def test_proposals_have_the_address_of_their_page() -> None:
+    older, newer = sources.ALL["KIP-98"].url, sources.ALL["KIP-848"].url
+    assert older.endswith("/KIP-98+-+Exactly+Once+Delivery+and+Transactional+Messaging")
+    assert "/KIP-848%3A+The+Next+Generation+of" in newer
 
 
 def test_every_command_in_the_advice_exists() -> None:
     reference = docs_site.generated_pages()["reference/commands.md"]
     for id_, claim in claims.ALL.items():
-        for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):
+        for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.texts.advice):
             words = command.split(" for ")[0]
             assert words in reference, f"{id_}: {words}"

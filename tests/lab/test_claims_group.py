@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instep_lab.claims import group
+from instep_lab.claims import group, membership
 from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.verdict import ClaimVerdict
 from tests.lab.conftest import Settle
@@ -12,10 +12,33 @@ from tests.lab.conftest import Settle
 S = 1_000_000_000
 
 
-@pytest.mark.parametrize("claim", ["group-1", pytest.param("group-2", marks=pytest.mark.long)])
-def test_verdict(settle: Settle, claim: str) -> None:
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        pytest.param("group-1", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("group-2", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("group-4", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        ("group-5", ClaimVerdict.DEPENDS_ON_CLIENT),
+        pytest.param("group-6", ClaimVerdict.OUTDATED, marks=pytest.mark.long),
+        pytest.param("group-7", ClaimVerdict.WRONG, marks=pytest.mark.long),
+        pytest.param("group-8", ClaimVerdict.RIGHT, marks=pytest.mark.long),
+        pytest.param("group-9", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+    ],
+)
+def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
     result = settle(claim)
-    assert result.verdict is ClaimVerdict.DEPENDS, result.judgement.because
+    assert result.verdict is verdict, result.judgement.because
+
+
+def test_the_partition_of_a_group_is_computed_as_by_the_brokers() -> None:
+    """Compare with Java's hashCode, of which Kafka takes the absolute value modulo the count."""
+    assert membership.offsets_partition("", 4) == 0
+    assert membership.offsets_partition("a", 50) == 97 % 50
+    # "polygenelubricants".hashCode() is the lowest integer, whose absolute value is taken as 0
+    assert membership.offsets_partition("polygenelubricants", 50) == 0
+    # two hash codes that Java computed, one of them negative
+    assert membership.offsets_partition("hello", 50) == 99_162_322 % 50
+    assert membership.offsets_partition("orders", 4) == (-1_008_770_331 & 0x7FFF_FFFF) % 4
 
 
 def test_the_effects_of_an_event_on_a_group_are_measured() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from instep_lab.claims import send
+from instep.kafka import offsets
+from instep_lab.claim import Tier
+from instep_lab.claims import producer, senders
 from instep_lab.clients import defaults, publishing
+from instep_lab.clients.library import Library
+from instep_lab.clients.publishing import DeliveryMode, Measuring, Variant
+from instep_lab.cluster_pool import ClusterPool
+from instep_lab.trial import Trial
 from instep_lab.verdict import ClaimVerdict
 from tests.lab.conftest import Settle
 
@@ -13,12 +21,25 @@ from tests.lab.conftest import Settle
 @pytest.mark.parametrize(
     ("claim", "verdict"),
     [
-        pytest.param("send-3", ClaimVerdict.DEPENDS, marks=pytest.mark.long),
+        pytest.param("send-1", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("send-2", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("send-3", ClaimVerdict.DEPENDS_ON_RELEASE, marks=pytest.mark.long),
         ("send-4", ClaimVerdict.OUTDATED),
-        ("send-6", ClaimVerdict.RIGHT),
-        ("send-8", ClaimVerdict.RIGHT),
+        pytest.param("send-5", ClaimVerdict.RIGHT, marks=pytest.mark.long),
+        pytest.param("send-6", ClaimVerdict.RIGHT, marks=pytest.mark.long),
+        pytest.param("send-7", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("send-8", ClaimVerdict.RIGHT, marks=pytest.mark.long),
         pytest.param("send-9", ClaimVerdict.RIGHT, marks=pytest.mark.long),
-        pytest.param("send-11", ClaimVerdict.DEPENDS, marks=pytest.mark.long),
+        pytest.param("send-10", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("send-11", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        ("send-12", ClaimVerdict.DEPENDS_ON_CLIENT),
+        pytest.param("send-13", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
+        pytest.param("send-14", ClaimVerdict.WRONG, marks=pytest.mark.long),
+        pytest.param("send-15", ClaimVerdict.RIGHT, marks=pytest.mark.long),
+        pytest.param("send-16", ClaimVerdict.DEPENDS_ON_CLIENT, marks=pytest.mark.long),
+        pytest.param("send-17", ClaimVerdict.WRONG, marks=pytest.mark.long),
+        pytest.param("send-18", ClaimVerdict.WRONG, marks=pytest.mark.long),
+        pytest.param("send-19", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
     ],
 )
 def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
@@ -46,7 +67,39 @@ def test_the_client_reports_the_settings_that_it_refuses() -> None:
     assert "max.in.flight" in str(publishing.rejection({"max.in.flight": 6}))
 
 
-def test_a_difference_is_clear_only_if_every_round_agrees() -> None:
-    assert send._clearly_more([2.0, 9.0], [1.0, 8.0]) is True
-    assert send._clearly_more([1.0, 8.0], [2.0, 9.0]) is False
-    assert send._clearly_more([1.0, 9.0], [2.0, 8.0]) is None
+def test_a_difference_is_clear_only_beyond_chance() -> None:
+    assert senders.clearly_more(2.0, 1.0) is True
+    assert senders.clearly_more(1.4, 1.0) is False
+    assert senders.clearly_more(0.1, 1.0) is False
+    assert senders.clearly_more(1.7, 1.0) is None
+    assert senders.clearly_more(1.3, 1.0, 1.0, 1.25) is True
+
+
+def test_a_spread_is_even_if_no_partition_has_far_more_or_less_than_its_share() -> None:
+    assert producer._evenly([2_400, 2_600, 3_000, 2_000])
+    assert not producer._evenly([20, 0, 0, 0])
+    assert not producer._evenly([9, 9, 1, 1])
+
+
+@pytest.mark.parametrize("library", senders.CLIENTS)
+def test_rates_are_measured_in_turns(pool: ClusterPool, tmp_path: Path, library: Library) -> None:
+    trial = Trial("probe", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    variants = [
+        Variant(name="callback", count=500, paced=20),
+        Variant(name="wait", count=5, mode=DeliveryMode.WAIT),
+        Variant(name="forget", count=500, mode=DeliveryMode.FORGET),
+    ]
+    topic = trial.topic(1)
+    plan = Measuring(topic=topic, variants=variants, rounds=2, library=library)
+    found = senders.measure(trial, plan, lambda _: [])
+    assert {name: len(rounds) for name, rounds in found.items()} == {
+        "callback": 2,
+        "wait": 2,
+        "forget": 2,
+    }
+    assert all(one.per_s > 0 and not one.failed for rounds in found.values() for one in rounds)
+    assert all(0 < (one.median_ms or 0) <= (one.late_ms or 0) for one in found["callback"])
+    # each producer also sends one record to connect, and a quarter in the round that warms up
+    sent = 3 * 3 + (500 + 5 + 500) * 2 + (125 + 1 + 125) + 20 * 2
+    assert offsets.latest(trial.cluster.kafka, topic, [0]) == {0: sent}
+    trial.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,13 +18,16 @@ import pytest
 from instep import errors, settings
 from instep.kafka import connection, topics
 from instep.kafka.admin import consumer_groups
-from instep.local import processes
+from instep.local import broker, processes
 from instep.local.broker import LocalCluster
 from instep_lab import claims, lab, store
-from instep_lab.claim import Claim, Tier
+from instep_lab.claim import Claim, ClaimTexts, Tier
+from instep_lab.clients import kafka_python
 from instep_lab.clients.consuming import Consuming
+from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
 from instep_lab.cluster_pool import ClusterPool
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 from instep_lab.trial import Trial
 from instep_lab.verdict import ClaimVerdict
 from tests.support import commands
@@ -31,7 +35,8 @@ from tests.support.waiting import wait_until
 
 
 def claim(id_: str, experiment: object, *, brokers: int = 0, harmless: bool = True) -> Claim:
-    return Claim(id_, "statement", "method", "advice", (), brokers, harmless, None, experiment)  # type: ignore[arg-type]
+    texts = ClaimTexts(statement="statement", method="method", advice="advice")
+    return Claim(id_, texts, brokers, harmless, None, experiment)  # type: ignore[arg-type]
 
 
 def settled(trial: Trial) -> None:
@@ -75,6 +80,28 @@ def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
     results = lab.Lab(run, known, say=lambda _: None).run()
     assert tested == ["a-1", "a-2", "a-2", "a-3"]
     assert {one.verdict for one in results.values()} == {ClaimVerdict.RIGHT}
+
+
+def test_a_resumed_claim_has_the_commit_that_it_ran_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {id_: claim(id_, settled) for id_ in ("a-1", "a-2")}
+    monkeypatch.setattr(lab, "_commit", lambda: "first")
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    lab.Lab(run, known, say=lambda _: None).run()
+    shutil.rmtree(run / "a-2")
+    monkeypatch.setattr(lab, "_commit", lambda: "second")
+    results = lab.Lab(run, known, say=lambda _: None).run()
+    assert store.read_run(run).commit == "first"
+    assert [one.commit for one in results.values()] == ["first", "second"]
+
+
+def test_a_run_names_the_releases_of_clients_and_servers(tmp_path: Path) -> None:
+    known = {"a-1": claim("a-1", settled)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    found = store.read_run(run).releases
+    for name in ("kafka", "kafka-clients (Java)", "librdkafka", "kafka-python", "activemq"):
+        assert found[name][0].isdigit(), name
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
@@ -243,14 +270,96 @@ def test_an_unknown_tier_and_conflicting_options_are_refused(tmp_path: Path) -> 
 
 def test_every_claim_has_the_texts_that_a_reader_needs() -> None:
     for one in claims.ALL.values():
-        ends = (one.statement[-1:] == ".", one.method[-1:] == ".", one.advice[-1:] == ".")
-        assert ends == (False, True, True), one.id
+        texts = one.texts
+        ends = [text[-1:] == "." for text in (texts.statement, texts.method, texts.advice)]
+        assert ends == [False, True, True], one.id
         assert one.brokers in (0, 1, 3), one.id
 
 
 def test_a_cluster_is_started_once(pool: ClusterPool) -> None:
     assert pool.of(1) is pool.of(1)
     assert pool.of(0) is None
+
+
+@pytest.mark.parametrize("short_lived", [True, False])
+def test_a_short_lived_broker_has_no_optimising_compiler(*, short_lived: bool) -> None:
+    node = broker.Broker(short_lived=short_lived)
+    assert (broker.SHORT_LIVED in node.command()) is short_lived
+    node.close()
+
+
+def test_the_brokers_of_the_tests_are_short_lived(pool: ClusterPool) -> None:
+    cluster = pool.of(1)
+    assert cluster is not None
+    assert broker.SHORT_LIVED in cluster.node(1).command()
+
+
+def test_a_publisher_keeps_its_rate_while_delivery_reports_arrive(
+    pool: ClusterPool, tmp_path: Path
+) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    case = trial.scenario("paced")
+    case.publish(
+        Publishing(
+            topic=trial.topic(1), count=61, per_s=200, warm=True, config={"batch.num.messages": 1}
+        )
+    )
+    begun = sorted(one.at_ns - one.took_ns for one in case.history())
+    assert (begun[-1] - begun[1]) / 1e9 > 59 / 200 - 0.05
+    trial.close()
+
+
+def test_the_end_of_a_log_is_known_only_if_every_send_was_acknowledged(
+    pool: ClusterPool, tmp_path: Path
+) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    case, topic = trial.scenario("known"), trial.topic(2)
+    assert not case._has_all(topic, 2)
+    case.publish(Publishing(topic=topic, count=10))
+    assert case._has_all(topic, 2)
+    case.note(ClientOperation(kind=OperationKind.SEND, outcome=OperationStatus.UNKNOWN))
+    assert not case._has_all(topic, 2)
+    trial.close()
+
+
+def test_a_client_of_kafka_python_that_does_not_rejoin_is_replaced(
+    pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    case, topic = trial.scenario("stuck"), trial.topic(1)
+    case.publish(Publishing(topic=topic, count=20))
+    assigned = kafka_python._Reader.on_partitions_assigned
+    stuck: list[Any] = []
+
+    def assigned_and_revoked(self: kafka_python._Reader, parts: list[Any]) -> None:
+        assigned(self, parts)
+        if not stuck:
+            stuck.append(self._consumer)
+        # a client may be assigned its partitions more than once, and keeps those it paused
+        if self._consumer is stuck[0]:
+            self._consumer.pause(*parts)
+            self.on_partitions_revoked(parts)
+
+    monkeypatch.setattr(kafka_python._Reader, "on_partitions_assigned", assigned_and_revoked)
+    monkeypatch.setattr(kafka_python, "STUCK_S", 0.2)
+    plan = Consuming(topic=topic, group=trial.group(), library=Library.KAFKA_PYTHON, count=20)
+    assert case.consume(plan).read == 20
+    assert any(one.kind is OperationKind.FAULT for one in case.history())
+    trial.close()
+
+
+def test_scenarios_run_and_read_at_the_same_time(pool: ClusterPool, tmp_path: Path) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    cases, topic = [trial.scenario("first"), trial.scenario("second")], trial.topic(1)
+    endless = Publishing(topic=topic, count=1_000_000, per_s=200)
+    with trial.running(dict.fromkeys(cases, endless)):
+        trial.wait_for_more(cases, 5)
+    trial.read_topics(dict.fromkeys(cases, topic))
+    written = sum(case.acknowledged for case in cases)
+    for case in cases:
+        reads = [one for one in case.history() if one.kind is OperationKind.READ]
+        assert len(reads) == written
+    trial.close()
 
 
 def test_an_interruption_does_not_wait_for_a_frozen_broker(

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from instep.report.tables import Plot, ReportTable, Series
-from instep_lab import store
+from instep_lab import chooser, store
+from instep_lab import commands as lab_commands
 from instep_lab.verdict import PartOutcome, Role, VerdictPart
 from tests.lab import labs
 from tests.support import commands
@@ -233,6 +235,48 @@ def test_a_run_cannot_control_the_terminal(home: Path, kept: Path) -> None:
         assert done.returncode == 0, done.stderr
         for line in (done.stdout + done.stderr).split("\n"):
             assert line.isprintable(), line
+
+
+ANSWERS = ("--loss", "no", "--repeats", "yes", "--order", "key", "--away", "days")
+
+
+def test_choose_prints_settings_with_their_claims(home: Path) -> None:
+    home.mkdir()
+    done = lab(home, "choose", *ANSWERS, "--client", "java")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    at = lines.index("acks=all")
+    assert lines[at - 1].endswith("(send-1, send-2)")
+    for line in ("auto.offset.reset=earliest", "min.insync.replicas=2", "retention.ms=1209600000"):
+        assert line in lines
+    assert "note:" not in done.stderr
+    found = json.loads(lab(home, "choose", *ANSWERS, "--client", "librdkafka", "--json").stdout)
+    assert found["answers"]["client"] == "librdkafka"
+    assert "partitioner" in [one["name"] for one in found["settings"]]
+
+
+def test_choose_reports_contradictory_and_wrong_answers(home: Path) -> None:
+    home.mkdir()
+    answers = ("--loss", "some", "--repeats", "no", "--order", "none", "--away", "hours")
+    assert (
+        "note: You allow loss, but no repeats"
+        in lab(home, "choose", *answers, "--client", "java").stderr
+    )
+    assert "use --client with one of: java, librdkafka" in refused(home, "choose", *ANSWERS)
+    wrong = refused(home, "choose", *ANSWERS, "--client", "perl")
+    assert "Which client? 'perl' is not an answer" in wrong
+
+
+def test_choose_asks_on_a_terminal_until_it_has_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["perhaps", " some "])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(typed))
+    assert lab_commands._ask(chooser.QUESTIONS[0]) == "some"
+    shown = capsys.readouterr().err
+    assert "May records be lost?" in shown
+    assert "'perhaps' is not an answer" in shown
 
 
 def test_the_shell_completes_claims_and_runs(home: Path, kept: Path) -> None:

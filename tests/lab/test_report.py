@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import re
 import sys
+import tarfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +21,9 @@ from instep import errors
 from instep.report import markup, plots, web_page
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep_lab import store
-from instep_lab.claim import Claim, ClaimResult, Tier
+from instep_lab.claim import AnomalyExample, Claim, ClaimResult, ClaimTexts, Tier
 from instep_lab.report import __main__ as maintaining
-from instep_lab.report import contents, markdown, page
+from instep_lab.report import archive, contents, markdown, page
 from instep_lab.report.contents import LabReport
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart
 from tests.lab import labs
@@ -39,7 +43,7 @@ def hostile_report() -> LabReport:
         claim=HOSTILE,
         tier=Tier.QUICK,
         seed=1,
-        judgement=Judgement(ClaimVerdict.DEPENDS, HOSTILE),
+        judgement=Judgement(ClaimVerdict.DEPENDS_ON_SETTING, HOSTILE),
         parts=[VerdictPart(Role.STATEMENT, HOSTILE, PartOutcome.PASS, HOSTILE)],
         tables=[ReportTable(HOSTILE, [HOSTILE, HOSTILE], [[HOSTILE, 1], [None, 2.5, HOSTILE]])],
         plots=[
@@ -52,12 +56,20 @@ def hostile_report() -> LabReport:
             )
             for kind in PlotKind
         ],
+        examples=[AnomalyExample(HOSTILE, [HOSTILE])],
         command=HOSTILE,
         begun_at=HOSTILE,
     )
-    claim = Claim(
-        HOSTILE, HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), 1, True, None, lambda _trial: None
+    texts = ClaimTexts(
+        statement=HOSTILE,
+        method=HOSTILE,
+        advice=HOSTILE,
+        why=HOSTILE,
+        scope=HOSTILE,
+        sources=(HOSTILE,),
+        rules=(HOSTILE,),
     )
+    claim = Claim(HOSTILE, texts, 1, True, None, lambda _trial: None)
     run = store.LabRun(
         id=HOSTILE,
         tier=Tier.QUICK,
@@ -65,14 +77,15 @@ def hostile_report() -> LabReport:
         claims=[HOSTILE],
         command=HOSTILE,
         begun_at=HOSTILE,
+        commit=HOSTILE,
         machine={HOSTILE: HOSTILE},
         releases={HOSTILE + "2": HOSTILE},
         cluster=HOSTILE,
     )
     settings_ = {HOSTILE.replace("\ud800", ""): {"acks": [HOSTILE.replace("\ud800", "")]}}
-    return LabReport(
-        run, (contents.Section(HOSTILE, claim, result, settings_, ({HOSTILE: HOSTILE},)),)
-    )
+    brokers = {1: {HOSTILE: store.BrokerSetting(HOSTILE, HOSTILE)}}
+    section = contents.Section(HOSTILE, claim, result, settings_, ({HOSTILE: HOSTILE},))
+    return LabReport(run, (section,), brokers, 1_000)
 
 
 def words_of(text: str) -> list[str]:
@@ -108,7 +121,8 @@ def test_the_page_shows_the_whole_run(report: LabReport) -> None:
     ):
         assert words in text, words
     anchors = {value for name, value in parsed.attributes if name == "id"}
-    assert {value[1:] for name, value in parsed.attributes if name == "href"} == anchors
+    inner = {value[1:] for name, value in parsed.attributes if name == "href" and value[0] == "#"}
+    assert inner == anchors
     assert len(pictures(parsed)) == 3
     assert "Lost records: records by acks" in [v for name, v in parsed.attributes if name == "alt"]
 
@@ -154,7 +168,7 @@ def test_the_same_run_gives_the_same_page_for_the_docs(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder / "plots").mkdir(parents=True)
         (tmp_path / folder / "plots" / "gone-1.svg").write_text("of an older run", encoding="utf-8")
-        assert maintaining.main([str(run), str(tmp_path / folder)]) == ""
+        assert maintaining.main([str(run), str(tmp_path / folder), "--draft"]) == ""
     files = {
         file.relative_to(tmp_path / "one"): file.read_bytes()
         for file in (tmp_path / "one").rglob("*.*")
@@ -168,17 +182,173 @@ def test_the_same_run_gives_the_same_page_for_the_docs(tmp_path: Path) -> None:
         "plots/probe-1-1.svg",
         "plots/probe-1-2.svg",
         "plots/probe-1-3.svg",
+        "run.tar.xz",
     ]
     text = files[Path("claims.md")].decode()
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert (tmp_path / "one" / link).exists(), link
+    links = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text)) - {"index.md"}
+    assert {link for link in links if not (tmp_path / "one" / link).exists()} == set()
     for words in (
-        "## probe-1: right",
-        "## probe-2: INCONCLUSIVE",
-        "## probe-3: not run",
+        "### probe-1: right",
+        "### probe-2: INCONCLUSIVE",
+        "### probe-3: not run",
         "| all | 20,000 | 0 |",
     ):
         assert words in text
+
+
+COMMIT = "0" * 40
+
+
+def publishable(into: Path, **changed: Any) -> Path:
+    """Write a complete run at one commit, with what is given changed in the run or a result."""
+    request = msgspec.structs.replace(labs.run_of("probe-1", "probe-2"), commit=COMMIT)
+    result_changes = {
+        key: changed.pop(key) for key in ("ended", "commit_of_result") if key in changed
+    }
+    run = store.begin(into, msgspec.structs.replace(request, **changed))
+    for id_ in ("probe-1", "probe-2"):
+        result = labs.result_of(id_, ended=result_changes.get("ended", True))
+        commit = result_changes.get("commit_of_result", COMMIT) if id_ == "probe-2" else COMMIT
+        store.write_result(run, msgspec.structs.replace(result, commit=commit))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "known", "reason"),
+    [
+        ({}, ("probe-1", "probe-2"), ""),
+        ({"commit": None}, ("probe-1", "probe-2"), "its commit is not known"),
+        ({"commit": f"{COMMIT} with local changes"}, ("probe-1", "probe-2"), "commit first"),
+        ({"ended": False}, ("probe-1", "probe-2"), "probe-1 has not ended"),
+        ({"commit_of_result": "1" * 40}, ("probe-1", "probe-2"), "probe-2 ran at commit 111"),
+        ({}, ("probe-1", "probe-2", "probe-3"), "it does not have probe-3"),
+        ({}, ("probe-1",), "this release does not have probe-2"),
+    ],
+)
+def test_the_docs_take_only_a_complete_run_at_one_commit(
+    tmp_path: Path, changed: dict[str, Any], known: tuple[str, ...], reason: str
+) -> None:
+    report = contents.gather(publishable(tmp_path, **changed), KNOWN)
+    refusal = maintaining.unpublishable(report, list(known))
+    assert reason in refusal
+    assert bool(reason) == bool(refusal)
+
+
+def test_a_refused_run_changes_nothing(tmp_path: Path) -> None:
+    page_ = tmp_path / "docs" / "claims.md"
+    page_.parent.mkdir()
+    page_.write_text("of an older run", encoding="utf-8")
+    refusal = maintaining.main([str(labs.a_run(tmp_path)), str(page_.parent)])
+    assert "cannot be published" in refusal
+    assert [file.name for file in page_.parent.iterdir()] == ["claims.md"]
+    assert page_.read_text(encoding="utf-8") == "of an older run"
+
+
+def test_the_archive_gives_the_same_pages_as_the_run(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path / "runs")
+    history = run / "probe-1" / "history-acks.jsonl"
+    history.write_text("".join(f'{{"n":{n}}}\n' for n in range(5_000)), encoding="utf-8")
+    (run / "made.jsonl").write_text("{}\n", encoding="utf-8")
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert maintaining.main([str(run), str(one), "--draft"]) == ""
+    assert maintaining.main([str(one / archive.NAME), str(two), "--draft"]) == ""
+    for file in one.rglob("*.*"):
+        assert file.read_bytes() == (two / file.relative_to(one)).read_bytes()
+    unpacked, kept = archive.unpack(one / archive.NAME, tmp_path / "unpacked")
+    assert unpacked.name == labs.ID
+    assert kept == 1_000
+    assert "at most the first 1,000 operations" in (one / "claims.md").read_text(encoding="utf-8")
+    assert (unpacked / "probe-1" / history.name).read_bytes().count(b"\n") == kept
+    assert not (unpacked / "made.jsonl").exists()
+
+
+def test_the_archive_keeps_fewer_operations_to_stay_small(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path)
+    noise = random.Random(1)
+    lines = [f'{{"value":"{noise.getrandbits(400):x}"}}\n' for _ in range(2_000)]
+    (run / "probe-1" / "history-a.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert archive.pack(run)[1] == 1_000
+    packed, kept = archive.pack(run, 20_000)
+    assert kept == 300
+    assert len(packed) <= 20_000
+    with pytest.raises(errors.InstepError, match="without its histories"):
+        archive.pack(run, 100)
+
+
+def test_what_is_no_archive_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "run.tar.xz"
+    file.write_bytes(b"no archive")
+    assert "cannot be unpacked" in maintaining.main([str(file), str(tmp_path / "docs")])
+    with tarfile.open(file, "w:xz"):
+        pass
+    assert "is not the archive of a lab run" in maintaining.main([str(file), str(tmp_path)])
+
+
+def test_an_anomaly_is_shown_with_the_operations_around_it(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path)
+    operations = [
+        "0.1 s  instep-lab-0a1b2c3d-probe-1-group-4/member  work  ok  k3#1  partition 0",
+        "0.2 s  instep-lab-0a1b2c3d-probe-1-group-4/member  work  ok  k3#10  partition 0",
+    ]
+    example = AnomalyExample("inverted: k3#1 (by record)", operations)
+    result = msgspec.structs.replace(labs.result_of("probe-1"), examples=[example])
+    store.write_result(run, result)
+    report = contents.gather(run, KNOWN)
+    marked = [
+        ">0.1 s  group-4/member  work  ok  k3#1  partition 0",
+        " 0.2 s  group-4/member  work  ok  k3#10  partition 0",
+    ]
+    assert contents.example_lines(example) == marked
+    assert "\n".join(f"    {line}" for line in marked) in markdown.pages(report)["claims.md"]
+    assert marked[0] in "".join(ParsedPage(page.render(report)).text)
+
+
+def test_broker_settings_are_shown_with_their_defaults(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path)
+    both, three = store.BrokerSetting("3000", "9000"), store.BrokerSetting("2", "1")
+    store.write_brokers(run, 1, {"broker.session.timeout.ms": both})
+    store.write_brokers(run, 3, {"broker.session.timeout.ms": both, "min.insync.replicas": three})
+    text = markdown.pages(contents.gather(run, KNOWN))["claims.md"]
+    assert "| `broker.session.timeout.ms` | `3000` | `9000` | 1 broker, 3 brokers |" in text
+    assert "| `min.insync.replicas` | `2` | `1` | 3 brokers |" in text
+
+
+def test_client_settings_are_listed_once_for_all_clients_that_share_them() -> None:
+    publisher = {"type": "publish", "library": "Java", "config": {"acks": "1"}, "mode": "callback"}
+    consumer = {"type": "consume", "library": "librdkafka", "config": {}, "commit": "async"}
+    stored = {f"round {number}": [publisher, consumer, publisher] for number in range(6)}
+    section = contents.Section("probe-1", None, None, stored, ())
+    scenarios = "round 0, round 1, round 2, round 3 and 2 others"
+    assert contents.client_settings(section) == [
+        contents.ClientSettings(scenarios, "Java publisher", "acks=1"),
+        contents.ClientSettings(scenarios, "librdkafka consumer", "commit: async"),
+    ]
+
+
+def test_sources_are_linked_and_unknown_ones_only_named(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path)
+    texts = ClaimTexts(
+        statement="s", method="m", advice="a", why="Because.", sources=("KIP-98", "KIP-0")
+    )
+    store.write_result(run, msgspec.structs.replace(labs.result_of("probe-1"), texts=texts))
+    report = contents.gather(run, KNOWN)
+    address = "https://cwiki.apache.org/confluence/display/KAFKA/KIP-98+-+Exactly+Once"
+    assert f"**Why.** Because. Sources: [KIP-98]({address}" in markdown.pages(report)["claims.md"]
+    hrefs = [value for name, value in ParsedPage(page.render(report)).attributes if name == "href"]
+    assert any(value.startswith(address) for value in hrefs)
+    assert "KIP-0" in markdown.pages(report)["claims.md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("short", "short"),
+        (f"{'a' * 100}; {'b' * 100}", f"{'a' * 100}; …"),
+        ("c" * 200, f"{'c' * 149}…"),
+    ],
+)
+def test_a_reason_fits_on_a_line(text: str, line: str) -> None:
+    assert contents.one_line(text) == line
 
 
 def test_the_maintainers_program_reports_wrong_arguments(

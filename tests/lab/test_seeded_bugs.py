@@ -21,7 +21,7 @@ from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial
 
 COUNT = 200
-SESSION = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
+SESSION = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 500}
 
 
 @pytest.fixture

@@ -116,6 +116,14 @@ def test_ids_sort_by_time() -> None:
     assert store.new_id(Tier.FULL, 1, at.replace(hour=9)) > labs.ID
 
 
+def test_releases_of_servers_are_added_to_a_run(tmp_path: Path) -> None:
+    store.add_releases(tmp_path, {"Redis": "7.2"})
+    assert list(tmp_path.iterdir()) == []
+    run = labs.a_run(tmp_path)
+    store.add_releases(run, {"Redis": "7.2"})
+    assert store.read_run(run).releases == {"kafka": "4.3.1", "Redis": "7.2"}
+
+
 def test_created_resources_are_recorded(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     assert store.read_created(run) == []

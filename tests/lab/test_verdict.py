@@ -7,7 +7,16 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instep_lab.verdict import ClaimVerdict, PartOutcome, Role, VerdictPart, judge, outcome
+from instep_lab.verdict import (
+    DEPENDS,
+    ClaimVerdict,
+    Dependence,
+    PartOutcome,
+    Role,
+    VerdictPart,
+    judge,
+    outcome,
+)
 
 PASS, FAIL, INCONCLUSIVE = PartOutcome.PASS, PartOutcome.FAIL, PartOutcome.INCONCLUSIVE
 
@@ -32,11 +41,13 @@ def expected(
     until: str | None,
 ) -> ClaimVerdict:
     """Return the verdict by the table at the top of the module."""
-    if not statements or INCONCLUSIVE in (*statements, control, limit) or control is FAIL:
+    if not statements or INCONCLUSIVE in (*statements, control, limit) or FAIL in (control, limit):
         return ClaimVerdict.INCONCLUSIVE
     if PASS not in statements:
         return ClaimVerdict.OUTDATED if until else ClaimVerdict.WRONG
-    return ClaimVerdict.DEPENDS if FAIL in statements or limit is PASS else ClaimVerdict.RIGHT
+    if FAIL in statements or limit is PASS:
+        return ClaimVerdict.DEPENDS_ON_SETTING
+    return ClaimVerdict.RIGHT
 
 
 STATEMENTS = [
@@ -68,7 +79,13 @@ def test_unknown_is_never_a_pass(
     parts: list[VerdictPart], data: st.DataObject, until: str | None
 ) -> None:
     spoilt = data.draw(
-        st.sampled_from([*(part(role, INCONCLUSIVE) for role in Role), part(Role.CONTROL, FAIL)])
+        st.sampled_from(
+            [
+                *(part(role, INCONCLUSIVE) for role in Role),
+                part(Role.CONTROL, FAIL),
+                part(Role.LIMIT, FAIL),
+            ]
+        )
     )
     at = data.draw(st.integers(0, len(parts)))
     assert judge([*parts[:at], spoilt, *parts[at:]], until).verdict is ClaimVerdict.INCONCLUSIVE
@@ -107,6 +124,32 @@ def test_the_reason_names_the_deciding_part() -> None:
         == "the leader died: it lived"
     )
     assert judge([]).because == "no statement of the claim was tested"
+
+
+def about(client: str, result: PartOutcome, statement: str = "it holds") -> VerdictPart:
+    return VerdictPart(Role.STATEMENT, statement, result, "seen", client)
+
+
+def test_a_statement_that_is_true_for_one_client_only_depends_on_the_client() -> None:
+    judged = judge([about("Java", PASS), about("librdkafka", FAIL)])
+    assert judged.verdict is ClaimVerdict.DEPENDS_ON_CLIENT
+    assert judged.because == "not true: librdkafka: it holds: seen"
+    both = [about("Java", FAIL), about("librdkafka", FAIL)]
+    assert judge(both).verdict is ClaimVerdict.WRONG
+    # another statement passes for the other client, but this one is refuted for both
+    assert judge([*both, about("Java", PASS, "another")]).verdict is (
+        ClaimVerdict.DEPENDS_ON_SETTING
+    )
+
+
+def test_a_limit_says_what_the_claim_depends_on() -> None:
+    holds = part(Role.STATEMENT, PASS)
+    for on, expected_verdict in DEPENDS.items():
+        limit = VerdictPart(Role.LIMIT, "not always", PASS, "seen", on=on)
+        assert judge([holds, limit]).verdict is expected_verdict
+    # the most surprising dependence is the verdict
+    limits = [VerdictPart(Role.LIMIT, "not always", PASS, "seen", on=on) for on in Dependence]
+    assert judge([holds, *reversed(limits)]).verdict is ClaimVerdict.DEPENDS_ON_CLIENT
 
 
 def test_an_unknown_outcome_is_inconclusive() -> None:

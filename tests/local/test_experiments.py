@@ -40,10 +40,12 @@ def partition(cluster: connection.Cluster, topic: str) -> tuple[int, set[int]]:
     Return -1 and no replicas while the cluster does not answer.
     """
     try:
-        found = cluster.admin.list_topics(topic, timeout=5).topics[topic].partitions[0]
+        partitions = cluster.admin.list_topics(topic, timeout=5).topics[topic].partitions
     except KafkaException:
         return -1, set()
-    return found.leader, set(found.isrs)
+    # Brokers that have just elected a controller may answer without partitions.
+    found = partitions.get(0)
+    return (found.leader, set(found.isrs)) if found else (-1, set())
 
 
 def refused(operation: Callable[[str], registry.LocalServer], name: str) -> str:

@@ -193,6 +193,33 @@ def test_every_server_listens_on_the_loopback_only(kind: type[server.Server], se
     assert found <= LOOPBACK
 
 
+def test_a_node_is_formatted_from_the_cache(
+    servers: Callable[[type[server.Server]], server.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start without Kafka's tool: the first broker has left in the cache what a node needs.
+
+    A node whose properties change what the tool writes does not use it.
+    """
+    assert servers(broker.Broker).alive
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a program was run")
+
+    monkeypatch.setattr(broker.Broker, "run_step", refuse)
+    with broker.Broker() as first:
+        written = (first.root / "data" / "meta.properties").read_text(encoding="latin-1")
+        assert f"cluster.id={first.cluster_id}\n" in written
+        make_topic(first.bootstrap, "formatted", 1)
+        first.stop()
+        first.start()
+        assert topics(first.bootstrap) == {"formatted"}
+    for name in ("unstable.feature.versions.enable", "metadata.log.dir"):
+        other = broker.Broker(properties={name: "false"})
+        with pytest.raises(AssertionError, match="a program was run"):
+            other.start()
+        other.close()
+
+
 def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
     one = broker.Broker(root=tmp_path, properties={"log.retention.ms": "never"})
     with (

@@ -1,0 +1,1048 @@
+"""Claims about the producer itself: its defaults, its buffer, its batches and its partitions."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from instep.document.showing import counted
+from instep.kafka import offsets
+from instep.local import ports
+from instep.local.proxy import NetworkFault
+from instep.report.tables import PlotKind
+from instep.waiting import wait_until
+from instep_lab import history
+from instep_lab.claim import experiment
+from instep_lab.claims import senders
+from instep_lab.clients import defaults, publishing
+from instep_lab.clients.library import Library
+from instep_lab.clients.publishing import (
+    DeliveryMode,
+    KeyEncoding,
+    Measured,
+    Measuring,
+    Publishing,
+    Variant,
+)
+from instep_lab.history import OperationKind, OperationStatus
+from instep_lab.trial import Scenario, Trial, spread
+from instep_lab.verdict import Dependence
+
+# what the notes say of a producer's defaults; linger.ms is that of the releases before 4.0
+NOTED_DEFAULTS = {
+    "retries": "2147483647",
+    "retry.backoff.ms": "100",
+    "batch.size": "16384",
+    "linger.ms": "0",
+    "max.in.flight.requests.per.connection": "5",
+}
+DEFAULTS = ("acks", "enable.idempotence", *NOTED_DEFAULTS)
+ALL = ("all", "-1")
+OLD, SPARK = "kafka-2", "spark-kafka"  # bundles with Java clients of older releases
+
+
+def _java(bundle: str) -> tuple[str, dict[str, str]]:
+    release, settings = defaults.of_java(bundle)
+    return f"Java {release}", settings
+
+
+def _todays() -> dict[str, tuple[Library, dict[str, str]]]:
+    """Return the defaults of each client's release that the lab uses, by client and release."""
+    java, settings = _java("kafka")
+    found = {java: (Library.JAVA, settings)}
+    release, settings = defaults.of_librdkafka(DEFAULTS)
+    found[f"librdkafka {release}"] = (Library.LIBRDKAFKA, settings)
+    release, settings = defaults.of_kafka_python()
+    found[f"kafka-python {release}"] = (Library.KAFKA_PYTHON, settings)
+    return found
+
+
+@experiment(
+    "send-4",
+    statement="By default, a producer sends with acks=1",
+    method=(
+        "Query the defaults of each client: Kafka's Java clients print their own; librdkafka and "
+        "kafka-python are queried."
+    ),
+    advice=(
+        "Set acks=all explicitly: the default depends on the client and its release, and old "
+        "ones are still in use."
+    ),
+    why=(
+        "Kafka 3.0 made the safe settings the default: acks=all and an idempotent producer. "
+        "librdkafka had acks=all since 1.0 and is still not idempotent by default."
+    ),
+    scope=(
+        "Java clients before 3.0 have acks=1, since 3.0 all. The default of enable.idempotence "
+        "took effect in 3.0.1, 3.1.1 and 3.2. librdkafka and kafka-python as in the table."
+    ),
+    sources=("KIP-679", "KAFKA-13598", "documentation: acks", "librdkafka: configuration"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_NOT_IDEMPOTENT"),
+    brokers=0,
+    until="Kafka 3.0 (September 2021)",
+)
+def default_acks(trial: Trial) -> None:
+    old_name, old = _java(OLD)
+    spark_name, spark = _java(SPARK)
+    now = {name: settings for name, (_, settings) in _todays().items()} | {spark_name: spark}
+    _show_defaults(trial, {old_name: old, **now})
+    trial.control(f"{old_name} had acks=1", old["acks"] == "1", f"acks={old['acks']}")
+    for client, settings in now.items():
+        acks = settings.get("acks")
+        is_one: bool | None = None
+        if acks is not None:
+            is_one = acks == "1"
+        if acks in ALL:
+            acks = "all"
+        trial.statement(f"the default of {client} is acks=1", is_one, f"it is acks={acks}")
+
+
+def _show_defaults(trial: Trial, clients: Mapping[str, Mapping[str, str]]) -> None:
+    trial.table(
+        "Defaults that the producers report",
+        ["client", *DEFAULTS],
+        [
+            [client, *(settings.get(name) for name in DEFAULTS)]
+            for client, settings in clients.items()
+        ],
+    )
+
+
+@experiment(
+    "send-5",
+    statement=(
+        "Fire-and-forget, waiting for each response, and a callback differ in speed and in what "
+        "the sender learns"
+    ),
+    method=(
+        "Send as fast as each mode allows, in turns and without recording single records, and "
+        "measure the records per second. Then send records that the topic rejects as too large, "
+        "and count which rejections the sender learns about, and how many more records it has "
+        "sent by then. Fire-and-forget has no callback and ignores the result of send; whatever "
+        "the client reports nevertheless is recorded. With the Java client and with librdkafka."
+    ),
+    advice=(
+        "Send with a callback, check its error, and flush before you rely on it: about as fast as "
+        "fire-and-forget, and no error is missed."
+    ),
+    why=(
+        "The client sends in the background in all three modes. They differ only in whether the "
+        "program looks at the result, and when. flush() waits until every record has a result, "
+        "whatever the result is, so it does not report rejections."
+    ),
+    scope=(
+        "Java client and librdkafka as the lab uses them, linger.ms=0. The rate of one record at a "
+        "time is that of a broker on the same machine; with a network it is lower."
+    ),
+    sources=("documentation: producer", "documentation: acks"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_RECORD_LIMIT_ABOVE_TOPIC"),
+)
+def delivery_modes(trial: Trial) -> None:
+    topic = trial.topic(1)
+    small = trial.topic(1, max_message_bytes="2000")
+    refused = trial.scaled(100, 500)
+    rates: dict[Library, dict[str, list[Measured]]] = {}
+    learned: dict[tuple[Library, DeliveryMode], tuple[int, float | None]] = {}
+    for library in senders.CLIENTS:
+        variants = [
+            Variant(
+                name=mode,
+                count=(
+                    trial.scaled(100, 1_000)  # each record takes a round trip
+                    if mode is DeliveryMode.WAIT
+                    else trial.scaled(20_000, 100_000)
+                ),
+                config={"linger.ms": 0},
+                mode=mode,
+            )
+            for mode in DeliveryMode
+        ]
+        plan = Measuring(topic=topic, variants=variants, rounds=trial.scaled(3, 7), library=library)
+        rates[library] = senders.measure(trial, plan, lambda found: [_waiting_is_slower(found)])
+        for mode in DeliveryMode:
+            scenario = trial.scenario(f"{library}, {mode}, refused")
+            scenario.publish(
+                Publishing(
+                    topic=small,
+                    count=refused,
+                    size=5_000,
+                    seed=trial.seed,
+                    mode=mode,
+                    library=library,
+                    config={"linger.ms": 0},
+                )
+            )
+            learned[library, mode] = _rejections_learned(scenario)
+    scenario = trial.scenario("what the log has")
+    scenario.read_topic(small)
+    arrived = sum(1 for _ in history.of(scenario.history(), OperationKind.READ))
+    _show_modes(trial, rates, learned, refused)
+    trial.control(
+        "the topic rejects records that are too large",
+        arrived == 0,
+        f"{arrived} of {2 * 3 * refused} arrived",
+    )
+    for library in senders.CLIENTS:
+        best = {mode: senders.rate(rates[library][mode]) for mode in DeliveryMode}
+        reported = {mode: learned[library, mode] for mode in DeliveryMode}
+        trial.statement(
+            "waiting for each response is slower",
+            _waiting_is_slower(rates[library]),
+            f"{best[DeliveryMode.WAIT]:,.0f} records per second,"
+            f" with a callback {best[DeliveryMode.CALLBACK]:,.0f},"
+            f" fire-and-forget {best[DeliveryMode.FORGET]:,.0f}",
+            client=library,
+        )
+        trial.statement(
+            "fire-and-forget learns nothing",
+            reported[DeliveryMode.FORGET][0] == 0,
+            f"{reported[DeliveryMode.FORGET][0]} reports about {refused} rejections",
+            client=library,
+        )
+        trial.statement(
+            "waiting reports each rejection before the next send",
+            reported[DeliveryMode.WAIT] == (refused, 0),
+            f"{reported[DeliveryMode.WAIT][0]} of {refused} rejections,"
+            f" {reported[DeliveryMode.WAIT][1]} more records sent by then",
+            client=library,
+        )
+        trial.statement(
+            "a callback reports each rejection, later",
+            reported[DeliveryMode.CALLBACK][0] == refused
+            and (reported[DeliveryMode.CALLBACK][1] or 0) > 0,
+            f"{reported[DeliveryMode.CALLBACK][0]} of {refused} rejections,"
+            f" {reported[DeliveryMode.CALLBACK][1] or 0:.0f} more records sent by then",
+            client=library,
+        )
+
+
+def _waiting_is_slower(found: senders.Rounds) -> bool | None:
+    return senders.clearly_more(
+        senders.rate(found[DeliveryMode.CALLBACK]), senders.rate(found[DeliveryMode.WAIT])
+    )
+
+
+def _rejections_learned(scenario: Scenario) -> tuple[int, float | None]:
+    """Return how many errors the client reported, and how many records were sent by then.
+
+    Reports are failed sends, and everything else that the client reported, such as what
+    flush() left.
+    """
+    operations = scenario.history()
+    sends = list(history.of(operations, OperationKind.SEND, None))
+    failed = [one for one in sends if one.outcome is OperationStatus.FAIL]
+    others = list(history.of(operations, OperationKind.FAULT, OperationStatus.FAIL))
+    starts = [one.at_ns - one.took_ns for one in sends]
+    behind = [
+        sum(failure.at_ns - failure.took_ns < start < failure.at_ns for start in starts)
+        for failure in failed
+    ]
+    return len(failed) + len(others), statistics.mean(behind) if behind else None
+
+
+def _show_modes(
+    trial: Trial,
+    rates: Mapping[Library, Mapping[str, Sequence[Measured]]],
+    learned: Mapping[tuple[Library, DeliveryMode], tuple[int, float | None]],
+    refused: int,
+) -> None:
+    trial.plot(
+        "Records per second",
+        "way",
+        "records",
+        {
+            str(library): [
+                (mode, statistics.median(one.per_s for one in of[mode])) for mode in DeliveryMode
+            ]
+            for library, of in rates.items()
+        },
+        log_y=True,
+    )
+    trial.table(
+        f"{refused} records that the topic rejects",
+        [
+            "client",
+            "way",
+            "records per second",
+            "rejections reported",
+            "records sent before a rejection was reported",
+        ],
+        [
+            [
+                library,
+                mode,
+                spread([one.per_s for one in of[mode]], digits=0),
+                *learned[library, mode],
+            ]
+            for library, of in rates.items()
+            for mode in DeliveryMode
+        ],
+    )
+
+
+BATCH_BYTES = (1_000, 16_000, 256_000)
+LINGER_MS = (0, 10, 100)
+SMALL, MODEST, LARGE = BATCH_BYTES
+
+
+@experiment(
+    "send-7",
+    statement="A larger batch.size and linger.ms increase throughput, and latency as well",
+    method=(
+        "For each batch.size and linger.ms, in turns, with the Java client and with librdkafka: "
+        "send 100-byte records as fast as possible and measure the records per second; send at a "
+        "steady rate of 1,000 per second and measure the time from send to acknowledgement. "
+        "Nothing else is recorded meanwhile. The best round counts."
+    ),
+    advice=(
+        "For throughput, raise batch.size: it costs no latency. Keep linger.ms at 5 to 10: it "
+        "adds latency where records come slowly, and at full speed batches fill without it."
+    ),
+    why=(
+        "A batch leaves when it is full or when linger.ms is over, whichever comes first. At full "
+        "speed it fills at once, so batch.size decides how much a request carries and linger.ms "
+        "hardly matters. At a low rate it never fills, so linger.ms decides how long a record "
+        "waits and batch.size hardly matters."
+    ),
+    scope=(
+        "One partition, one broker on the same machine, 100-byte records, no compression, no "
+        "idempotence. With many partitions or a slow network linger.ms can fill batches that "
+        "would leave half empty. linger.ms is 5 by default, in the Java client since 4.0 (before: "
+        "0)."
+    ),
+    sources=("documentation: batch.size", "documentation: linger.ms", "KIP-1030"),
+    rules=("PUBLISHER_LINGER_LONG",),
+)
+def batching(trial: Trial) -> None:
+    topic = trial.topic(1)
+    counts = dict(zip(BATCH_BYTES, (5_000, 20_000, 40_000), strict=True))
+    variants = [
+        Variant(
+            name=_cell(batch, linger),
+            count=trial.scaled(counts[batch], 5 * counts[batch]),
+            paced=trial.scaled(100, 500),
+            config=senders.plain(batch_size=batch, linger_ms=linger),
+        )
+        for batch in BATCH_BYTES
+        for linger in LINGER_MS
+    ]
+    for library in senders.CLIENTS:
+        plan = Measuring(topic=topic, variants=variants, rounds=trial.scaled(3, 7), library=library)
+        found = senders.measure(
+            trial, plan, lambda found: [one.holds(found) for one in COMPARISONS]
+        )
+        _show_grid(trial, library, found)
+        for one in COMPARISONS:
+            lower, higher = (one.measure(found[_cell(*cell)]) for cell in (one.low, one.high))
+            trial.statement(
+                one.statement,
+                one.holds(found),
+                f"{lower:,.{one.digits}f} to {higher:,.{one.digits}f} {one.unit}",
+                client=library,
+                on=Dependence.SETTING,
+            )
+
+
+class BatchingComparison(NamedTuple):
+    """A statement that one pair of settings makes something clearly higher than another."""
+
+    statement: str
+    measure: Callable[[Sequence[Measured]], float]
+    low: tuple[int, int]
+    high: tuple[int, int]
+
+    @property
+    def unit(self) -> str:
+        return "records/s" if self.measure is senders.rate else "ms"
+
+    @property
+    def digits(self) -> int:
+        return 0 if self.measure is senders.rate else 1
+
+    def holds(self, found: senders.Rounds) -> bool | None:
+        return senders.clearly_more(
+            self.measure(found[_cell(*self.high)]), self.measure(found[_cell(*self.low)])
+        )
+
+
+COMPARISONS = (
+    BatchingComparison(
+        f"a batch.size of {LARGE:,} instead of {SMALL:,} bytes increases throughput",
+        senders.rate,
+        (SMALL, 10),
+        (LARGE, 10),
+    ),
+    BatchingComparison(
+        "a linger.ms of 100 instead of 0 increases latency",
+        senders.latency,
+        (MODEST, 0),
+        (MODEST, 100),
+    ),
+    BatchingComparison(
+        "a linger.ms of 100 instead of 10 increases throughput",
+        senders.rate,
+        (LARGE, 10),
+        (LARGE, 100),
+    ),
+    # with the longest linger.ms, so that other programs on the machine make little difference
+    BatchingComparison(
+        f"a batch.size of {LARGE:,} instead of {MODEST:,} bytes increases latency",
+        senders.latency,
+        (MODEST, 100),
+        (LARGE, 100),
+    ),
+)
+
+
+def _cell(batch: int, linger: int) -> str:
+    return f"{batch:,} bytes, {linger} ms"
+
+
+def _show_grid(trial: Trial, library: Library, found: senders.Rounds) -> None:
+    measures: dict[str, tuple[str, Callable[[Sequence[Measured]], float]]] = {
+        "records per second at full speed": ("records/s", senders.rate),
+        "time to acknowledgement at a steady rate, median (ms)": ("ms", senders.latency),
+        "time to acknowledgement at a steady rate, 99th percentile (ms)": ("ms", _late),
+    }
+    for title, (y, measure) in measures.items():
+        series = {
+            f"{batch:,} bytes": [
+                (f"{linger} ms", round(measure(found[_cell(batch, linger)]), 1))
+                for linger in LINGER_MS
+            ]
+            for batch in BATCH_BYTES
+        }
+        trial.plot(f"{library}: {title}", "linger.ms", y, series, PlotKind.HEAT)
+
+
+def _late(rounds: Sequence[Measured]) -> float:
+    return min(one.late_ms or 0.0 for one in rounds)
+
+
+NUMERIC = "LabClient$NumericPartitioner"  # a class of the lab's Java client
+KEYS = PARTITIONS = 4
+
+
+def _partitioners(encoding: KeyEncoding) -> dict[str, dict[str, Any]]:
+    """Return the plans of the senders, by how each chooses the partition."""
+    return {
+        "Java, a partitioner for numbers": {
+            "library": Library.JAVA,
+            "config": {"partitioner.class": NUMERIC, "lab.key.encoding": str(encoding)},
+        },
+        "librdkafka, computed by the program": {"by_number": PARTITIONS},
+        "Java, default (murmur2)": {"library": Library.JAVA},
+        "librdkafka, murmur2_random": {"config": {"partitioner": "murmur2_random"}},
+        "librdkafka, default (CRC32)": {"config": {"partitioner": "consistent_random"}},
+    }
+
+
+COMPUTED = ("Java, a partitioner for numbers", "librdkafka, computed by the program")
+SAME_HASH = ("Java, default (murmur2)", "librdkafka, murmur2_random")
+
+
+@experiment(
+    "send-11",
+    statement=(
+        "With a partitioner for numeric keys, key k goes to partition k modulo the number of "
+        "partitions"
+    ),
+    method=(
+        "Send records with the keys 0 to 3 to 4 partitions: with a Java producer whose "
+        "partitioner.class computes k modulo n, with a librdkafka program that computes the "
+        "partition itself, and with the default hashes. Keys are encoded as digits and as Java's "
+        "four-byte integers. Read the partition of each key from the log."
+    ),
+    advice=(
+        "Let every producer use the same hash (murmur2, as Java does). Compute partitions "
+        "yourself only if every producer does."
+    ),
+    why=(
+        "The producer chooses the partition; the broker only stores. A partitioner of your own "
+        "replaces the default, which takes a hash of the key's bytes. The hash knows nothing of "
+        "numbers, differs between clients, and changes with the encoding of the key."
+    ),
+    scope=(
+        "partitioner.class is a setting of the Java client; librdkafka's Python client has no "
+        "partitioner of your own, so the program gives the partition. librdkafka's default is "
+        "consistent_random (CRC32); murmur2_random is what Java does."
+    ),
+    sources=("documentation: partitioner.class", "librdkafka: configuration"),
+    rules=(
+        "PUBLISHER_PARTITIONER_NOT_MURMUR2",
+        "PUBLISHER_PARTITIONERS_DIFFER",
+        "RECORDS_IN_WRONG_PARTITION",
+    ),
+)
+def partition_of_numeric_key(trial: Trial) -> None:
+    senders_ = {
+        f"{how}, {encoding}": (how, encoding, plan)
+        for encoding in (KeyEncoding.DIGITS, KeyEncoding.INTEGER)
+        for how, plan in _partitioners(encoding).items()
+    }
+    scenarios = {name: trial.scenario(name) for name in senders_}
+    topics = {name: trial.topic(PARTITIONS) for name in senders_}
+
+    def places_of(name: str) -> dict[str, list[int]]:
+        _, encoding, plan = senders_[name]
+        scenarios[name].publish(
+            Publishing(
+                topic=topics[name],
+                count=100,
+                keys=KEYS,
+                seed=trial.seed,
+                encoding=encoding,
+                **plan,
+            )
+        )
+        scenarios[name].read_topic(topics[name], PARTITIONS)
+        found: dict[str, set[int]] = {}
+        for one in history.of(scenarios[name].history(), OperationKind.READ):
+            found.setdefault(one.key or "", set()).add(
+                -1 if one.partition is None else one.partition
+            )
+        return {key: sorted(located) for key, located in sorted(found.items())}
+
+    places = trial.together({name: functools.partial(places_of, name) for name in senders_})
+    names = [f"k{number}" for number in range(KEYS)]
+    trial.table(
+        "Partition of each key",
+        ["client, method, key encoding", *(name.removeprefix("k") for name in names)],
+        [
+            [how, *(", ".join(map(str, located.get(name, []))) for name in names)]
+            for how, located in places.items()
+        ],
+    )
+    right = {
+        name: sum(located.get(f"k{number}") == [number % PARTITIONS] for number in range(KEYS))
+        for name, located in places.items()
+    }
+    complete = all(
+        len(located) == KEYS and all(len(one) == 1 for one in located.values())
+        for located in places.values()
+    )
+    trial.control(
+        "every key was sent and is in one partition",
+        complete,
+        f"{KEYS} keys in {len(places)} topics",
+    )
+    java_hash, other_hash = (
+        [places[name] for name, (how, _, _) in senders_.items() if how == one] for one in SAME_HASH
+    )
+    trial.control(
+        "Java's default and librdkafka's murmur2_random agree on every key",
+        java_hash == other_hash,
+        f"{len(java_hash)} encodings of {KEYS} keys",
+    )
+    for how, library in zip(COMPUTED, senders.CLIENTS, strict=True):
+        fewest = min(right[name] for name, (one, _, _) in senders_.items() if one == how)
+        trial.statement(
+            "with k modulo n, each key is in its partition",
+            fewest == KEYS,
+            f"{fewest} of {KEYS} keys ({how.partition(', ')[2]})",
+            client=library,
+        )
+    hashed = {name: right[name] for name, (how, _, _) in senders_.items() if how not in COMPUTED}
+    trial.limit(
+        "the default hashes of the clients put keys elsewhere",
+        max(hashed.values()) < KEYS,
+        ", ".join(f"{how}: {counted} of {KEYS} there" for how, counted in hashed.items()),
+    )
+
+
+@experiment(
+    "send-12",
+    statement=(
+        "By default, a producer has retries=2147483647, retry.backoff.ms=100, batch.size=16384, "
+        "linger.ms=0 and max.in.flight.requests.per.connection=5"
+    ),
+    method=(
+        "Query the defaults of each client: Kafka's Java clients of three releases print their "
+        "own; librdkafka and kafka-python are queried."
+    ),
+    advice=(
+        "Set what you rely on: defaults differ between clients and change with releases. With "
+        "librdkafka, set enable.idempotence, which also limits the requests in flight to 5."
+    ),
+    why=(
+        "The values are those of the Java client before 4.0, and each client has its own. "
+        "KIP-1030 raised linger.ms to 5 in 4.0, because fuller batches make up for the wait. "
+        "librdkafka has had 5 ms since 1.5, batches of up to 1 MB, and practically no limit of "
+        "requests in flight."
+    ),
+    scope=(
+        "The releases in the table. Java's retries was 0 until 2.1 (KIP-91). Today it is a number "
+        "in name only: delivery.timeout.ms (message.timeout.ms in librdkafka) ends the attempts, "
+        "in the Java client after 2 minutes."
+    ),
+    sources=("KIP-1030", "KIP-91", "documentation: linger.ms", "librdkafka: configuration"),
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "PUBLISHER_REORDERS_ON_RETRY", "PUBLISHER_LINGER_LONG"),
+    brokers=0,
+)
+def producer_defaults(trial: Trial) -> None:
+    old_name, old = _java(OLD)
+    spark_name, spark = _java(SPARK)
+    todays = _todays()
+    _show_defaults(
+        trial, {old_name: old, spark_name: spark} | {name: of for name, (_, of) in todays.items()}
+    )
+    trial.control(
+        f"{old_name} has the values of the statement",
+        all(old[name] == value for name, value in NOTED_DEFAULTS.items()),
+        ", ".join(f"{name}={old[name]}" for name in NOTED_DEFAULTS),
+    )
+    for client, (library, settings) in todays.items():
+        for name, noted in NOTED_DEFAULTS.items():
+            value = settings.get(name)
+            is_so: bool | None = None
+            if value is not None:
+                is_so = value == noted
+            evidence = f"{value} in {client}"
+            on = None
+            if library is Library.JAVA and not is_so:
+                evidence += f", {spark[name]} in {spark_name}"
+                on = Dependence.RELEASE
+            trial.statement(f"{name}={noted}", is_so, evidence, client=library, on=on)
+
+
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+WINDOW_S = 15.0  # more than enough to send five records
+# a request carries one batch of the partition, and the batch one record
+SINGLE_RECORDS: Mapping[Library, Mapping[str, Any]] = {
+    Library.JAVA: {"batch.size": 0, "linger.ms": 0},
+    Library.LIBRDKAFKA: {"batch.num.messages": 1, "linger.ms": 0},
+}
+
+
+@experiment(
+    "send-14",
+    statement="The sender waits for the acknowledgement before it sends the next record",
+    method=(
+        "Let each request carry one record. Send through a proxy, and drop all answers of the "
+        "broker from some moment on. Count the records that the broker has written although no "
+        "answer reached the sender: that many requests were on their way at the same time. With "
+        "the default of five requests in flight, and with one."
+    ),
+    advice=(
+        "Do not rely on waiting to keep the order: leave idempotence on, which keeps the order "
+        "with up to five requests in flight. With max.in.flight.requests.per.connection=1 the "
+        "client waits, and throughput falls."
+    ),
+    why=(
+        "acks says which replicas must have the record before the broker answers. It does not "
+        "keep the client from sending the next request meanwhile. Up to "
+        "max.in.flight.requests.per.connection requests are on their way at the same time, and "
+        "each may carry a batch of many records."
+    ),
+    scope=(
+        "Java client and librdkafka with idempotence, acks=all and five requests in flight: the "
+        "Java client's default since 3.0. librdkafka without idempotence allows 1,000,000. With "
+        "idempotence it counts the records of a partition and not its requests: while five or more "
+        "are on their way it sends no others, so with larger batches only one request is. A "
+        "program that waits for the result of each send waits by itself."
+    ),
+    sources=(
+        "documentation: max.in.flight",
+        "documentation: acks",
+        "KAFKA-13598",
+        "librdkafka#4989",
+    ),
+    rules=("PUBLISHER_REORDERS_ON_RETRY", "PUBLISHER_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def requests_in_flight(trial: Trial) -> None:
+    variants = [(library, allowed) for library in senders.CLIENTS for allowed in (5, 1)]
+    found: dict[tuple[Library, int], list[int]] = {one: [] for one in variants}
+    proxy = trial.cluster.proxies[1]
+    for number in trial.rounds(1, 5):
+        scenarios = {
+            (library, allowed): trial.scenario(
+                f"{library}, {allowed} in flight, round {number + 1}"
+            )
+            for library, allowed in variants
+        }
+        topics = {one: trial.topic(1) for one in variants}
+        plans = {
+            scenarios[library, allowed]: Publishing(
+                topic=topics[library, allowed],
+                count=senders.FOREVER,
+                seed=trial.seed,
+                per_s=100,
+                library=library,
+                config={**SINGLE_RECORDS[library], "acks": "all", IN_FLIGHT: allowed},
+            )
+            for library, allowed in variants
+        }
+        with trial.running(plans, trial.cluster.proxied):
+            trial.wait_for_more(scenarios.values(), 20)
+            proxy.inject(NetworkFault(swallows_answers=True))
+            unanswered = functools.partial(_unanswered, trial, topics, scenarios)
+            # The senders go on until they have sent what they may send without an answer.
+            wait_until(
+                lambda count=unanswered: all(  # type: ignore[misc]
+                    without >= allowed for (_, allowed), without in count().items()
+                ),
+                WINDOW_S,
+            )
+            for topic in topics.values():
+                trial.wait_for_stable_end(topic, 1)
+            for one, without in unanswered().items():
+                found[one].append(without)
+            proxy.cut()
+            proxy.clear_fault()
+            trial.wait_for_more(scenarios.values(), 5)
+    trial.table(
+        "Records that the broker has written and the sender has no answer for",
+        ["client", "requests in flight allowed", "records without an answer"],
+        [
+            [library, allowed, ", ".join(map(str, found[library, allowed]))]
+            for library, allowed in variants
+        ],
+    )
+    for library in senders.CLIENTS:
+        trial.control(
+            f"{library}: with one request in flight, the sender waits for its answer",
+            set(found[library, 1]) == {1},
+            f"{found[library, 1][0]} record without an answer",
+        )
+        most = max(found[library, 5])
+        trial.statement(
+            "with the default, the next record is sent only after the answer",
+            False if most > 1 else None,
+            f"{counted(most, 'request')} without an answer at the same time",
+            client=library,
+        )
+
+
+def _unanswered(
+    trial: Trial,
+    topics: Mapping[tuple[Library, int], str],
+    scenarios: Mapping[tuple[Library, int], Scenario],
+) -> dict[tuple[Library, int], int]:
+    """Return how many records the broker has written that their sender has no answer for."""
+    return {
+        one: offsets.latest(trial.cluster.kafka, topics[one], [0], committed=False)[0]
+        - scenario.acknowledged
+        for one, scenario in scenarios.items()
+    }
+
+
+BLOCK_MS = 4_000
+
+
+@experiment(
+    "send-16",
+    statement="send() blocks while the client has no metadata, until a time-out",
+    method=(
+        "Send one record to an address where no broker listens, with a time-out of 4 s. Measure "
+        "how long the call of send itself takes, and what the program learns. Then send to a "
+        "broker that answers."
+    ),
+    advice=(
+        "With the Java client, expect send() to block for up to max.block.ms (60 s by default), "
+        "and do not call it in a thread that must not wait. With librdkafka, check the delivery "
+        "report: the call itself says nothing."
+    ),
+    why=(
+        "The Java client must know the partitions of the topic before it can put a record into its "
+        "buffer, so the first send() waits for the metadata, and later ones wait if the buffer is "
+        "full. librdkafka puts the record into a queue and chooses the partition later."
+    ),
+    scope=(
+        "Java client 0.9 and newer with max.block.ms, shortened to 4 s here (default: 60 s); "
+        "librdkafka with message.timeout.ms, shortened to 4 s (default: 5 minutes). In the Java "
+        "client the TimeoutException comes through the Future and the callback; send() does not "
+        "throw it."
+    ),
+    sources=("KIP-19", "documentation: max.block.ms", "librdkafka: configuration"),
+    rules=("PUBLISHER_BLOCK_TIMEOUT_SHORT",),
+)
+def send_without_metadata(trial: Trial) -> None:
+    nobody = {**trial.cluster.connection, "bootstrap.servers": f"{ports.HOST}:{ports.free(1)[0]}"}
+    timeouts = {
+        Library.JAVA: {"max.block.ms": BLOCK_MS},
+        Library.LIBRDKAFKA: {"message.timeout.ms": BLOCK_MS},
+    }
+    topic = trial.topic(1)
+    cases = {
+        (library, reachable): trial.scenario(
+            f"{library}, {'a broker' if reachable else 'no broker'}"
+        )
+        for library in senders.CLIENTS
+        for reachable in (True, False)
+    }
+
+    def run(library: Library, reachable: bool) -> tuple[float, str]:
+        scenario = cases[library, reachable]
+        plan = Publishing(
+            topic=topic,
+            count=1,
+            keys=1,
+            seed=trial.seed,
+            library=library,
+            config=timeouts[library],
+        )
+        scenario.publish(plan, None if reachable else nobody)
+        operations = scenario.history()
+        calls = [
+            one.took_ns / 1e9
+            for one in history.of(operations, OperationKind.FAULT)
+            if one.note == publishing.BLOCKED
+        ]
+        sends = list(history.of(operations, OperationKind.SEND, None))
+        outcomes = ", ".join(
+            f"{one.note or 'acknowledged'} after {one.took_ns / 1e9:.1f} s" for one in sends
+        )
+        return max(calls, default=0.0), outcomes
+
+    found = trial.together(
+        {
+            f"{library}, {reachable}": functools.partial(run, library, reachable)
+            for library, reachable in cases
+        }
+    )
+    trial.table(
+        "One record",
+        ["client", "broker", "seconds in send()", "what the program learns"],
+        [
+            [
+                library,
+                "answers" if reachable else "none",
+                _seconds(found[f"{library}, {reachable}"][0]),
+                found[f"{library}, {reachable}"][1],
+            ]
+            for library, reachable in cases
+        ],
+    )
+    for library in senders.CLIENTS:
+        blocked, outcome = found[f"{library}, {True}"]
+        trial.control(
+            f"{library}: with a broker, the record is acknowledged without such a wait",
+            outcome.startswith("acknowledged") and blocked < BLOCK_MS / 1_000,
+            outcome,
+        )
+        blocked, outcome = found[f"{library}, {False}"]
+        trial.statement(
+            "send() blocks until the time-out",
+            blocked >= 0.9 * BLOCK_MS / 1_000,
+            f"{_seconds(blocked)} s in send()",
+            client=library,
+        )
+        trial.statement(
+            "the program learns of the time-out",
+            "Timeout" in outcome or "TIMED_OUT" in outcome,
+            outcome or "nothing",
+            client=library,
+        )
+
+
+def _seconds(blocked: float) -> str:
+    """Return how long a call took; only long calls are recorded."""
+    if blocked:
+        return f"{blocked:.1f}"
+    return f"less than {publishing.BLOCKED_NS / 1e9}"
+
+
+HELD_MS = 500
+LONG_MS = 5_000
+
+
+@experiment(
+    "send-18",
+    statement="The sender sends a batch only when batch.size is reached",
+    method=(
+        "Send single 100-byte records, one per second, with batch.size=1,000,000 and linger.ms 0, "
+        "the default, and 500. Measure the time from send to acknowledgement. Then fill batches "
+        "of 1,000 bytes with linger.ms=5,000. With the Java client and with librdkafka."
+    ),
+    advice=(
+        "batch.size is a limit, not a threshold. Choose linger.ms by the latency that you can "
+        "afford, and batch.size by the throughput that you need."
+    ),
+    why=(
+        "A batch leaves when it is full or when linger.ms has passed since its first record, "
+        "whichever comes first. With linger.ms=0 it leaves as soon as the sending thread is free. "
+        "So a single record waits for linger.ms at most."
+    ),
+    scope=(
+        "Java client and librdkafka, all releases. linger.ms is 5 by default in librdkafka and, "
+        "since 4.0, in the Java client; before it was 0."
+    ),
+    sources=("documentation: batch.size", "documentation: linger.ms", "KIP-1030"),
+    rules=("PUBLISHER_LINGER_LONG",),
+)
+def partly_filled_batches(trial: Trial) -> None:
+    single: dict[str, Any] = {"count": trial.scaled(4, 12), "per_s": 1, "size": 100}
+    large = 1_000_000
+    cases: dict[str, dict[str, Any]] = {
+        "linger.ms=0": {**single, "config": {"batch.size": large, "linger.ms": 0}},
+        "default linger.ms": {**single, "config": {"batch.size": large}},
+        f"linger.ms={HELD_MS}": {**single, "config": {"batch.size": large, "linger.ms": HELD_MS}},
+        "full batches": {
+            "count": 40,
+            "per_s": 20,
+            "size": 600,
+            "config": {"batch.size": 1_000, "linger.ms": LONG_MS},
+        },
+    }
+    scenarios = {
+        (library, name): trial.scenario(f"{library}, {name}")
+        for library in senders.CLIENTS
+        for name in cases
+    }
+    topics = {one: trial.topic(1) for one in scenarios}
+
+    def run(library: Library, name: str) -> list[float]:
+        """Return the ms from send to answer, of records that no flush sent."""
+        scenario = scenarios[library, name]
+        plan = Publishing(
+            topic=topics[library, name],
+            keys=1,
+            seed=trial.seed,
+            warm=True,
+            library=library,
+            **cases[name],
+        )
+        scenario.publish(plan)
+        # The first was flushed to warm up. The last may have been flushed at the end, and so may
+        # its neighbours if batches hold several.
+        middle = range(1, plan.count // 2 if name == "full batches" else plan.count - 1)
+        sends = history.of(scenario.history(), OperationKind.SEND)
+        return [one.took_ns / 1e6 for one in sends if one.number in middle]
+
+    found = trial.together(
+        {f"{library}, {name}": functools.partial(run, library, name) for library, name in scenarios}
+    )
+    trial.table(
+        "Time from send to acknowledgement",
+        ["client", "producer", "ms"],
+        [[library, name, spread(found[f"{library}, {name}"])] for library, name in scenarios],
+    )
+    for library in senders.CLIENTS:
+        held = found[f"{library}, linger.ms={HELD_MS}"]
+        trial.control(
+            f"{library}: linger.ms={HELD_MS} holds a single record back that long",
+            bool(held) and min(held) >= 0.9 * HELD_MS,
+            f"{spread(held)} ms",
+        )
+        full = found[f"{library}, full batches"]
+        trial.control(
+            f"{library}: a full batch does not wait for linger.ms={LONG_MS:,}",
+            bool(full) and min(full) < LONG_MS / 2,
+            f"{spread(full)} ms",
+        )
+        for name in ("linger.ms=0", "default linger.ms"):
+            took = found[f"{library}, {name}"]
+            # a record that waits for others waits at least a second, until the next one is sent
+            waits = min(took) >= HELD_MS if took else None
+            trial.statement(
+                f"with {name}, a record waits until its batch is full",
+                waits,
+                f"{spread(took)} ms with 100 of {large:,} bytes",
+                client=library,
+            )
+
+
+SPREAD_OVER = 4
+EVENLY = (1 / 3, 2.0)  # what every partition has, of what it would have if all had the same
+
+
+@experiment(
+    "send-19",
+    statement="Records without a key are spread evenly over the partitions",
+    method=(
+        "Send 500-byte records without a key to 4 partitions with the default settings: a burst of "
+        "20, and 10,000 over five seconds. Count the records in each partition. Evenly means that "
+        "no partition has less than a third or more than twice its share."
+    ),
+    advice=(
+        "Expect an even spread only over many batches. If a few records per minute must reach all "
+        "partitions, or a slow consumer must not get a whole burst, give the records keys or "
+        "choose the partition."
+    ),
+    why=(
+        "The Java client stays with one partition until it has filled a batch of batch.size bytes "
+        "there, and then chooses another one at random: fuller batches, fewer requests. librdkafka "
+        "stays with one for sticky.partitioning.linger.ms. So a burst goes to one partition, and "
+        "only many changes even out."
+    ),
+    scope=(
+        "The Java client spread record by record until 2.4, then stayed with a partition per "
+        "batch (KIP-480), and since 3.3 changes after batch.size bytes and sends less to brokers "
+        "that are slow (KIP-794). librdkafka stays for 10 ms by default, since 1.6."
+    ),
+    sources=("KIP-480", "KIP-794", "documentation: partitioner.class", "librdkafka: configuration"),
+    rules=("RECORDS_WITHOUT_KEY",),
+)
+def spread_of_unkeyed_records(trial: Trial) -> None:
+    runs = {"a burst of 20 records": (20, None), "10,000 records in 5 s": (10_000, 2_000)}
+    counts: dict[tuple[Library, str], list[list[int]]] = {
+        (library, name): [] for library in senders.CLIENTS for name in runs
+    }
+    for number in trial.rounds(1, 5):
+        scenarios = {
+            (library, name): trial.scenario(f"{library}, {name}, round {number + 1}")
+            for library, name in counts
+        }
+        topics = {one: trial.topic(SPREAD_OVER) for one in counts}
+
+        def run(
+            library: Library,
+            name: str,
+            scenarios: Mapping[tuple[Library, str], Scenario] = scenarios,
+            topics: Mapping[tuple[Library, str], str] = topics,
+        ) -> list[int]:
+            count, per_s = runs[name]
+            scenarios[library, name].publish(
+                Publishing(
+                    topic=topics[library, name],
+                    # One more, which fetches the metadata: librdkafka chooses the partitions of
+                    # records that wait for metadata all at once.
+                    count=count + 1,
+                    warm=True,
+                    per_s=per_s,
+                    size=500,
+                    keyed=False,
+                    seed=trial.seed,
+                    library=library,
+                )
+            )
+            ends = offsets.latest(trial.cluster.kafka, topics[library, name], range(SPREAD_OVER))
+            return [ends[partition] for partition in range(SPREAD_OVER)]
+
+        found = trial.together(
+            {
+                f"{library}, {name}": functools.partial(run, library, name)
+                for library, name in counts
+            }
+        )
+        for library, name in counts:
+            counts[library, name].append(found[f"{library}, {name}"])
+    trial.table(
+        "Records in each partition",
+        ["client", "sent", "round", *(f"partition {one}" for one in range(SPREAD_OVER))],
+        [
+            [library, name, number + 1, *ends]
+            for (library, name), rounds in counts.items()
+            for number, ends in enumerate(rounds)
+        ],
+    )
+    for library in senders.CLIENTS:
+        for name, (count, _) in runs.items():
+            rounds = counts[library, name]
+            complete = all(sum(ends) == count + 1 for ends in rounds)
+            trial.statement(
+                f"evenly spread: {name}",
+                all(map(_evenly, rounds)) if complete else None,
+                "; ".join(", ".join(map(str, ends)) for ends in rounds[:3]),
+                client=library,
+                on=Dependence.SETTING,
+            )
+
+
+def _evenly(ends: Sequence[int]) -> bool:
+    share = sum(ends) / len(ends)
+    low, high = EVENLY
+    return all(low * share <= one <= high * share for one in ends)

@@ -1,0 +1,419 @@
+"""Bugs that the tests put into the lab's own clients and faults.
+
+Each function changes the code of this process. `python -m tests.support.lab_bugs` is a client of
+the lab with the bug that the environment names. Bugs in clients show in about one record of
+`RATE`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+
+from instep.kafka import topics
+from instep.local.proxy import NetworkFault, Proxy
+from instep_lab import trial, workload
+from instep_lab.clients import consuming, publishing, table
+from instep_lab.clients.__main__ import main
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
+
+VARIABLE = "INSTEP_TEST_LAB_BUG"
+RATE = 37
+
+Patch = Callable[[object, str, object], None]
+Bug = Callable[[Patch], None]
+
+
+class Rarely:
+    """Answers yes once in a while."""
+
+    def __init__(self, rate: int = RATE) -> None:
+        self._rate = rate
+        self._calls = itertools.count(1)
+
+    def __call__(self) -> bool:
+        return next(self._calls) % self._rate == 0
+
+
+# --- senders -------------------------------------------------------------------------------------
+
+
+def sender_drops(patch: Patch) -> None:
+    """Report a record as sent that is never sent."""
+    send, hits = publishing._Sender.send, Rarely()
+
+    def broken(self: publishing._Sender, record: workload.WorkloadRecord) -> None:
+        if hits():
+            self._note(record.key, record.number, OperationStatus.OK)
+        else:
+            send(self, record)
+
+    patch(publishing._Sender, "send", broken)
+
+
+def sender_repeats(patch: Patch) -> None:
+    """Send a record twice and report it once."""
+    send, hits = publishing._Sender.send, Rarely()
+
+    def broken(self: publishing._Sender, record: workload.WorkloadRecord) -> None:
+        send(self, record)
+        if hits():
+            key = publishing._encode_key(record, self._plan.encoding)
+            headers = workload.headers(self._id, self._handed_over - 1)
+            self._producer.produce(self._plan.topic, record.value, key=key, headers=headers)
+
+    patch(publishing._Sender, "send", broken)
+
+
+def sender_swaps(patch: Patch) -> None:
+    """Send a record after the next one of its key."""
+    send, end, hits = publishing._Sender.send, publishing._Sender.end, Rarely()
+    held: dict[str, workload.WorkloadRecord] = {}
+
+    def broken(self: publishing._Sender, record: workload.WorkloadRecord) -> None:
+        if record.key in held:
+            send(self, record)
+            send(self, held.pop(record.key))
+        elif hits():
+            held[record.key] = record
+        else:
+            send(self, record)
+
+    def broken_end(self: publishing._Sender) -> None:
+        for record in held.values():
+            send(self, record)
+        held.clear()
+        end(self)
+
+    patch(publishing._Sender, "send", broken)
+    patch(publishing._Sender, "end", broken_end)
+
+
+def sender_reports_other_offsets(patch: Patch) -> None:
+    """Record another offset than the one that was acknowledged."""
+    _change_history(patch, OperationKind.SEND, lambda one: {"offset": (one.offset or 0) + 1})
+
+
+def sender_ignores_errors(patch: Patch) -> None:
+    """Record every failed send as acknowledged."""
+    patch(publishing, "outcome_of", lambda _error: OperationStatus.OK)
+
+
+def sender_loses_keys(patch: Patch) -> None:
+    """Send records without their key."""
+    patch(publishing, "_encode_key", lambda *_: None)
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+
+def _change_batches(
+    patch: Patch, change: Callable[[list[Message]], Sequence[Message]], rate: int = RATE
+) -> None:
+    """Change a batch in which a record is hit; other batches stay as they are."""
+    handle, hits = consuming._Reader._handle, Rarely(rate)
+
+    def broken(self: consuming._Reader, batch: Sequence[Message]) -> None:
+        hit = [hits() for _ in batch]
+        handle(self, change(list(batch)) if any(hit) else batch)
+
+    patch(consuming._Reader, "_handle", broken)
+
+
+def consumer_skips(patch: Patch) -> None:
+    """Pass over a record."""
+    _change_batches(patch, lambda batch: batch[1:])
+
+
+def consumer_swaps(patch: Patch) -> None:
+    """Hand out two records in the wrong order."""
+    _change_batches(patch, lambda batch: [*batch[1::-1], *batch[2:]])
+
+
+def consumer_repeats(patch: Patch) -> None:
+    """Hand a record out twice."""
+    _change_batches(patch, lambda batch: [*batch, batch[-1]])
+
+
+def consumer_does_not_work(patch: Patch) -> None:
+    """Read a record and do not work on it."""
+    work, hits = consuming._Reader._work, Rarely()
+
+    def broken(self: consuming._Reader, message: Message) -> None:
+        if not hits():
+            work(self, message)
+
+    patch(consuming._Reader, "_work", broken)
+
+
+def consumer_works_twice(patch: Patch) -> None:
+    """Work twice on a record."""
+    work, hits = consuming._Reader._work, Rarely()
+
+    def broken(self: consuming._Reader, message: Message) -> None:
+        work(self, message)
+        if hits():
+            work(self, message)
+
+    patch(consuming._Reader, "_work", broken)
+
+
+def consumer_commits_too_far(patch: Patch) -> None:
+    """Commit the offset after the next record."""
+    mark = consuming._Reader._mark
+
+    def broken(self: consuming._Reader, batch: Sequence[Message]) -> None:
+        mark(self, batch)
+        for message in batch:
+            self._last[message.partition() or 0] += 1
+
+    patch(consuming._Reader, "_mark", broken)
+
+
+def consumer_commits_nothing(patch: Patch) -> None:
+    """Record commits that were never requested."""
+
+    def broken(self: consuming._Reader, *, synchronous: bool) -> None:
+        for number, last in self._last.items():
+            place = TopicPartition(self._plan.topic, number, last + 1)
+            self._note_commit(place, OperationStatus.OK, "sync")
+
+    patch(consuming._Reader, "_commit", broken)
+
+
+def consumer_commits_first(patch: Patch) -> None:
+    """Commit before the work although the plan says after it."""
+    handle = consuming._Reader._handle
+
+    def broken(self: consuming._Reader, batch: Sequence[Message]) -> None:
+        if self._plan.commit is consuming.CommitMode.SYNC:
+            self._mark(batch)
+            self._commit(synchronous=True)
+        handle(self, batch)
+
+    patch(consuming._Reader, "_handle", broken)
+
+
+def consumer_skips_final_commit(patch: Patch) -> None:
+    """Do not commit when partitions are revoked or the consumer closes."""
+    commit = consuming._Reader._commit
+
+    def broken(self: consuming._Reader, *, synchronous: bool) -> None:
+        if self._plan.commit is not consuming.CommitMode.COMBINED or not synchronous:
+            commit(self, synchronous=synchronous)
+
+    patch(consuming._Reader, "_commit", broken)
+
+
+def consumer_does_not_die(patch: Patch) -> None:
+    """Survive the point at which the plan has it die."""
+    patch(consuming._Reader, "_die_on", lambda *_: None)
+    patch(consuming._Reader, "_maybe_die", lambda *_: None)
+
+
+def consumer_records_other_partitions(patch: Patch) -> None:
+    """Record every read as one of partition 0."""
+    _change_history(patch, OperationKind.READ, lambda _: {"partition": 0}, rate=1)
+
+
+def consumer_records_other_offsets(patch: Patch) -> None:
+    """Record the offset before the one that was read."""
+    _change_history(patch, OperationKind.READ, lambda one: {"offset": (one.offset or 1) - 1})
+
+
+def consumer_starts_at_the_beginning(patch: Patch) -> None:
+    """Read partitions from the beginning whatever the group has committed."""
+    assigned = consuming._Reader._assigned
+
+    def broken(self: consuming._Reader, consumer: Consumer, parts: list[TopicPartition]) -> None:
+        assigned(self, consumer, parts)
+        first = [TopicPartition(one.topic, one.partition, OFFSET_BEGINNING) for one in parts]
+        if self._plan.config.get("group.protocol") == "consumer":
+            consumer.incremental_assign(first)
+        else:
+            consumer.assign(first)
+
+    patch(consuming._Reader, "_assigned", broken)
+
+
+def consumer_reads_uncommitted(patch: Patch) -> None:
+    """Ignore the isolation level of the plan."""
+    start = consuming._Reader.__init__
+
+    def broken(self: consuming._Reader, plan: consuming.Consuming, *rest: Any) -> None:
+        config = {**plan.config, "isolation.level": "read_uncommitted"}
+        start(self, msgspec.structs.replace(plan, config=config), *rest)
+
+    patch(consuming._Reader, "__init__", broken)
+
+
+def consumer_stops_early(patch: Patch) -> None:
+    """End before the end of the log."""
+    poll = consuming._Reader._poll
+
+    def broken(self: consuming._Reader, limit: int) -> list[Message]:
+        found = poll(self, limit)
+        if self._plan.to_end and self.progress.read + len(found) > 2 * RATE:
+            self.progress.ends |= dict.fromkeys(self.progress.assigned, 0)
+        return found
+
+    patch(consuming._Reader, "_poll", broken)
+
+
+def consumer_joins_another_group(patch: Patch) -> None:
+    """Join a group of another name than the plan's."""
+    start = consuming._Reader.__init__
+
+    def broken(self: consuming._Reader, plan: consuming.Consuming, *rest: Any) -> None:
+        config = {**plan.config, "group.id": f"{plan.group}-{plan.member}"}
+        start(self, msgspec.structs.replace(plan, config=config), *rest)
+
+    patch(consuming._Reader, "__init__", broken)
+
+
+def pool_ignores_keys(patch: Patch) -> None:
+    """Give some records of a key to another thread."""
+    hits = Rarely(20)
+    submit = consuming._Workers.submit
+
+    def broken(self: consuming._Workers, message: Message) -> None:
+        if hits():
+            self._queues[-1].put(message)
+        else:
+            submit(self, message)
+
+    patch(consuming._Workers, "submit", broken)
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def table_forgets_offsets(patch: Patch) -> None:
+    """Return offset 0 for every partition."""
+    offsets = table.SqliteTable.offsets
+    patch(table.SqliteTable, "offsets", lambda self, topic: dict.fromkeys(offsets(self, topic), 0))
+
+
+def table_is_ahead(patch: Patch) -> None:
+    """Return offsets that are two records ahead."""
+    offsets = table.SqliteTable.offsets
+    patch(
+        table.SqliteTable,
+        "offsets",
+        lambda self, topic: {part: at + 2 for part, at in offsets(self, topic).items()},
+    )
+
+
+def table_has_no_index(patch: Patch) -> None:
+    """Create the table without its unique index."""
+    start = table.SqliteTable.__init__
+
+    def broken(self: table.SqliteTable, *args: Any, unique: Any = None, **rest: Any) -> None:
+        start(self, *args, unique=type(unique)(), **rest)
+
+    patch(table.SqliteTable, "__init__", broken)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def proxy_corrupts_nothing(patch: Patch) -> None:
+    """Count requests as corrupted that pass unchanged."""
+
+    def broken(self: Proxy, chunk: bytes, _every: int) -> bytes:
+        self.counts.garbled_chunks += 1
+        return chunk
+
+    patch(Proxy, "_garbled", broken)
+
+
+def proxy_cuts_nothing(patch: Patch) -> None:
+    """Report connections as cut that stay open."""
+    patch(Proxy, "cut", lambda _self: 1)
+
+
+def proxy_swallows_nothing(patch: Patch) -> None:
+    """Pass the responses that are to be dropped."""
+    inject = Proxy.inject
+
+    def broken(self: Proxy, fault: NetworkFault) -> None:
+        inject(self, NetworkFault(fault.delay_s, False, fault.refuses, fault.garbles_every))
+
+    patch(Proxy, "inject", broken)
+
+
+def broker_is_not_killed(patch: Patch) -> None:
+    """Record the kill of a broker that lives on."""
+    patch(trial.Trial, "kill", lambda self, node: self.note(f"fault: kill -9 of broker {node}"))
+
+
+def broker_is_not_frozen(patch: Patch) -> None:
+    """Record that a broker is frozen that works on."""
+    patch(trial.Trial, "freeze", lambda self, node: self.note(f"fault: SIGSTOP of broker {node}"))
+
+
+def disk_is_not_wiped(patch: Patch) -> None:
+    """Record that the data of a broker was deleted although it is there."""
+    patch(trial.Trial, "wipe", lambda self, node: self.note(f"fault: wiped broker {node}"))
+
+
+def topic_settings_are_ignored(patch: Patch) -> None:
+    """Create topics without their settings."""
+    create = topics.create
+
+    def broken(
+        cluster: Any, name: str, partitions: int, replicas: Any, _: Any, **rest: Any
+    ) -> None:
+        create(cluster, name, partitions, replicas, {}, **rest)
+
+    patch(topics, "create", broken)
+
+
+# --- the history ---------------------------------------------------------------------------------
+
+
+def history_loses_lines(patch: Patch) -> None:
+    """Do not write some of the operations."""
+    note, hits = HistoryWriter.note, Rarely()
+
+    def broken(self: HistoryWriter, operation: ClientOperation) -> None:
+        if not hits():
+            note(self, operation)
+
+    patch(HistoryWriter, "note", broken)
+
+
+def _change_history(
+    patch: Patch,
+    kind: OperationKind,
+    change: Callable[[ClientOperation], dict[str, Any]],
+    rate: int = RATE,
+) -> None:
+    note, hits = HistoryWriter.note, Rarely(rate)
+
+    def broken(self: HistoryWriter, operation: ClientOperation) -> None:
+        if operation.kind is kind and operation.offset is not None and hits():
+            operation = msgspec.structs.replace(operation, **change(operation))
+        note(self, operation)
+
+    patch(HistoryWriter, "note", broken)
+
+
+ALL: dict[str, Bug] = {
+    name: function
+    for name, function in list(globals().items())
+    if name.partition("_")[0]
+    in ("sender", "consumer", "pool", "table", "proxy", "broker", "disk", "topic", "history")
+    and callable(function)
+}
+
+
+if __name__ == "__main__":
+    ALL[os.environ[VARIABLE]](setattr)
+    main(*sys.argv[1:3])
