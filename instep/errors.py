@@ -11,9 +11,13 @@
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
     │   │   └── DatabaseMissing   the server has no database with that name
-    │   └── DatabaseFull          no space left
+    │   ├── DatabaseFull          no space left
+    │   └── SourceUnreachable     the source's query service does not answer
     ├── NotAuthorised             wrong password or certificate, or no right      exit 2
+    ├── BridgeBusy                another process uses the bridge's state file    exit 2
+    ├── StateUnusable             a bridge's state file cannot be used            exit 2
     ├── Undelivered               the broker did not accept a record              exit 1
+    ├── NotReached                the pipeline has not reached a record in time   exit 1
     ├── Transient                 deadlock, lock timeout: a retry may succeed
     │   ├── Outrun                another writer changed the same documents
     │   └── TooMuchAtOnce         a timeout or a limit: use smaller transactions
@@ -23,7 +27,9 @@
     ├── RowRefused                the target table refuses a row
     │   ├── ParentMissing         a foreign key does: the parent row does not exist
     │   └── TransactionUndone     and the database rolled back the transaction
-    └── NamedStop                 ends a pipeline; the table stays untouched      exit 3
+    ├── RelaySessionEnded         the relay starts a new session
+    │   └── LeaseLost             another relay process has taken over
+    └── NamedStop                 ends a pipeline or relay before it does harm    exit 3
         ├── Fenced                FENCED
         ├── TopicGone             TOPIC_GONE
         ├── TopicReplaced         TOPIC_REPLACED
@@ -32,7 +38,12 @@
         ├── TargetChanged         TARGET_CHANGED
         ├── TargetReadOnly        TARGET_READ_ONLY
         ├── PermissionLost        PERMISSION_LOST
-        └── AccessLost            ACCESS_LOST
+        ├── AccessLost            ACCESS_LOST
+        ├── SourceRestored        SOURCE_RESTORED
+        ├── PositionMissing       POSITION_MISSING
+        ├── ForeignTransactions   FOREIGN_TRANSACTIONS
+        ├── RecordTooLarge        RECORD_TOO_LARGE
+        └── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
 
 Callers retry by type, never by text. Each driver's errors are translated in one place, beside the
 driver. Each type has a usual remedy, for errors that are raised without one of their own.
@@ -145,6 +156,32 @@ class DatabaseFull(Unreachable):
     )
 
 
+class SourceUnreachable(Unreachable):
+    """The source's query service does not answer. A running bridge waits for it."""
+
+    usual_remedy = (
+        "see whether the service runs, and correct `url` in the bridge's settings;"
+        " `instep poll` then continues where it stopped"
+    )
+
+
+class BridgeBusy(InstepError):
+    """Another process polls with the same state file."""
+
+    exit_status = 2
+    usual_remedy = "end the other process, or give this bridge a state file of its own: `state`"
+
+
+class StateUnusable(InstepError):
+    """A bridge cannot read or write its state file."""
+
+    exit_status = 2
+    usual_remedy = (
+        "free space and make the file and its folder writable for this user; without the file,"
+        " the bridge publishes every document again, which does no harm"
+    )
+
+
 class NotAuthorised(InstepError):
     """The server answered and refused: a wrong password or a missing right."""
 
@@ -161,6 +198,12 @@ class Undelivered(InstepError):
         "send the record again when the broker accepts it;"
         " `instep doctor` checks the broker and the topic"
     )
+
+
+class NotReached(InstepError):
+    """The pipeline has not reached a record in the time that the caller was ready to wait."""
+
+    usual_remedy = "see whether the pipeline runs, and its lag: instep status"
 
 
 class Transient(InstepError):
@@ -181,7 +224,7 @@ class TooMuchAtOnce(Transient):
 
 
 class StartAgain(InstepError):
-    """Something that the query was started with has changed. The pipeline restarts it."""
+    """Something that the flow was started with has changed. The pipeline restarts it."""
 
     usual_remedy = "nothing to do: the pipeline restarts from the ledger by itself"
 
@@ -218,6 +261,16 @@ class ParentMissing(RowRefused):
 
 class TransactionUndone(RowRefused):
     """The target table refused a row, and the database rolled back the whole transaction."""
+
+
+class RelaySessionEnded(InstepError):
+    """The relay cannot know what became of its transaction. A new session finds out."""
+
+    usual_remedy = "nothing to do: the relay starts a new session by itself"
+
+
+class LeaseLost(RelaySessionEnded):
+    """Another process of the same relay has taken over."""
 
 
 class NamedStop(InstepError):
@@ -314,6 +367,46 @@ class AccessLost(NamedStop):
 
     code = "ACCESS_LOST"
     usual_remedy = "grant the access again, or correct the settings; then: instep run"
+
+
+class SourceRestored(NamedStop):
+    """The source database is older than what the relay has published from it, or another one."""
+
+    code = "SOURCE_RESTORED"
+    usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
+
+
+class PositionMissing(NamedStop):
+    """The relay has published before, but its position is no longer in Kafka."""
+
+    code = "POSITION_MISSING"
+    usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
+
+
+class ForeignTransactions(NamedStop):
+    """Rows of the outbox carry transaction ids of another PostgreSQL cluster."""
+
+    code = "FOREIGN_TRANSACTIONS"
+    usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
+
+
+class RecordTooLarge(NamedStop):
+    """The topic does not accept a record of this size, and the settings say to stop."""
+
+    code = "RECORD_TOO_LARGE"
+    usual_remedy = (
+        'raise max.message.bytes of the topic, or set too_large = "dead-letter";'
+        " then: instep relay run"
+    )
+
+
+class OutputTopicChanged(NamedStop):
+    """The topic that a relay publishes to was replaced, or has another number of partitions."""
+
+    code = "OUTPUT_TOPIC_CHANGED"
+    usual_remedy = (
+        "accept the topic as it is now: instep relay reset --to current; then: instep relay run"
+    )
 
 
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any

@@ -20,6 +20,7 @@ PACKAGES = {
     "spark": ("pyspark==4.2.0", "pyarrow>=18"),
     "postgres": ("psycopg[binary]>=3.2",),
     "mysql": ("pymysql[rsa]<1.3,>=1.2.4",),
+    "poll": ("httpx<1,>=0.28",),
     "report": ("jinja2>=3.1", "matplotlib>=3.10"),
     "lab": ("instep[report]", "pika>=1.3.2", "pyzmq>=26", "redis>=5.2", "stomp.py>=8.2"),
     "bench": ("instep[report,spark,postgres,mysql]",),

@@ -13,13 +13,13 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
-from instep import conversion_errors, errors, spark_options
+from instep import bridge_urls, conversion_errors, errors, spark_options
 from instep.conversion_errors import nearest as nearest
 from instep.masking import STARS, masked_url
 
@@ -54,6 +54,8 @@ TYPE = re.compile(
     r"|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
 
+RELAY_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 # example lines of [kafka.security] for the remedy of an error
@@ -72,6 +74,18 @@ Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Unit = Literal["s", "ms", "us"]
 Convert = Literal["number", "boolean", "text"]
 Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
+RelayGuarantee = Literal["exactly-once", "at-least-once"]
+TooLarge = Literal["dead-letter", "stop"]
+Vanished = Literal["ignore", "delete"]
+
+BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the default state file has it
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+EVENT_FIELDS = ("doc_id", "status", "version", "updated_at")  # what the publisher itself writes
+LINK_HEADER = "@link"
+
+
+Declared = TypeVar("Declared")
 
 
 class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -307,6 +321,72 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
         return self.deletes or defaults[self.missing]
 
 
+class OutboxColumns(SettingsTable, frozen=True, kw_only=True):
+    """The columns of an outbox table, for one that `instep relay init` did not create."""
+
+    id: Annotated[str, Meta(description="number that increases with every row; the key")] = "id"
+    transaction: Annotated[
+        str,
+        Meta(description="PostgreSQL: transaction of the row, xid8 DEFAULT pg_current_xact_id()"),
+    ] = "xid"
+    document: Annotated[str, Meta(description="the document's id, which becomes the key")] = (
+        "document"
+    )
+    value: Annotated[str, Meta(description="the record's value; null deletes the document")] = (
+        "value"
+    )
+    headers: Annotated[
+        str | None,
+        Meta(description="JSON object with the record's headers; null: headers by instep"),
+    ] = "headers"
+
+
+class Relay(SettingsTable, frozen=True, kw_only=True):
+    """One relay from an outbox table to a topic."""
+
+    source: Annotated[
+        str, Meta(description="source database as a SQLAlchemy URL", extra={"secret": IN_URL})
+    ]
+    outbox: Annotated[str, Meta(description="outbox table, or schema.table")] = "instep_outbox"
+    topic: Annotated[str, Meta(description="topic to publish to")]
+    guarantee: Annotated[
+        RelayGuarantee,
+        Meta(description="exactly-once, or at-least-once for a cluster without transactions"),
+    ] = "exactly-once"
+    columns: Annotated[OutboxColumns, Meta(description="names of the outbox's columns")] = (
+        OutboxColumns()
+    )
+    version: Annotated[
+        str | None,
+        Meta(
+            description="field that the relay adds to values that do not have it: the row's id,"
+            " which increases per document"
+        ),
+    ] = None
+    too_large: Annotated[
+        TooLarge,
+        Meta(
+            description="what to do with a record that the topic does not accept: keep it in"
+            " instep_outbox_dead, or stop"
+        ),
+    ] = "dead-letter"
+    batch_rows_max: Annotated[
+        int,
+        Meta(description="maximum number of rows of one Kafka transaction", ge=1, le=100_000),
+    ] = 20_000
+    poll_ms_max: Annotated[
+        int, Meta(description="longest pause between two looks at the outbox", ge=1, le=60_000)
+    ] = 50
+    take_over_s: Annotated[
+        float,
+        Meta(
+            description="a standby takes over after this many seconds without a sign of life",
+            ge=1,
+            le=3_600,
+        ),
+    ] = 3.0
+
+
 class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
     """A program that publishes to a topic, for `instep vet`."""
 
@@ -318,6 +398,125 @@ class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
         dict[str, str | int | float | bool],
         Meta(description="settings of the client that it changes, by the client's own names"),
     ] = {}
+
+
+class IdsList(SettingsTable, frozen=True, kw_only=True):
+    """A list endpoint of the source, whose pages contain the ids of its documents."""
+
+    url: Annotated[
+        str, Meta(description="URL of the first page, a JSON document", extra={"secret": IN_URL})
+    ]
+    items: Annotated[
+        str | None,
+        Meta(description="path of the list within a page: data.items; default: the page itself"),
+    ] = None
+    id: Annotated[
+        str, Meta(description="path of the id within an entry, unless an entry is the id itself")
+    ] = "id"
+    next: Annotated[
+        str | None,
+        Meta(
+            description="path of the link to the next page within a page: links.next;"
+            f' "{LINK_HEADER}" for the header Link'
+        ),
+    ] = None
+    next_parameter: Annotated[
+        str | None,
+        Meta(description="query parameter that takes the value of `next`, if it is not a link"),
+    ] = None
+    page_parameter: Annotated[
+        str | None,
+        Meta(description="query parameter of the page's number; the first empty page is the last"),
+    ] = None
+    first_page: Annotated[int, Meta(description="number of the first page", ge=0)] = 1
+    headers: Annotated[
+        dict[str, str],
+        Meta(
+            description="request headers; default: those of the bridge, if `url` has the same"
+            " scheme, host and port",
+            extra={"secret": True},
+        ),
+    ] = {}
+
+
+class Bridge(SettingsTable, frozen=True, kw_only=True):
+    """A polling bridge: from a source's query service to a topic."""
+
+    topic: Annotated[str, Meta(description="topic that it publishes to")]
+    url: Annotated[
+        str,
+        Meta(
+            description="URL of a document's status, with {document} in its path or query",
+            extra={"secret": IN_URL},
+        ),
+    ]
+    status: Annotated[str, Meta(description="path of the status in the answer: print.status")]
+    version: Annotated[
+        str | None,
+        Meta(
+            description="path of the version, an integer that increases with every change;"
+            " default: the bridge assigns versions itself"
+        ),
+    ] = None
+    at: Annotated[
+        str | None,
+        Meta(description="path of the change's time: epoch milliseconds or ISO 8601"),
+    ] = None
+    fields: Annotated[
+        dict[str, str], Meta(description="further fields of the event: field = path in the answer")
+    ] = {}
+    ids_file: Annotated[str | None, Meta(description="file with the ids, one per line")] = None
+    ids_query: Annotated[
+        str | None, Meta(description="query that returns the ids, in one column; needs `ids_url`")
+    ] = None
+    ids_url: Annotated[
+        str | None,
+        Meta(description="database of `ids_query` as a SQLAlchemy URL", extra={"secret": IN_URL}),
+    ] = None
+    ids_list: Annotated[IdsList | None, Meta(description="list endpoint with the ids")] = None
+    ids_refresh_s: Annotated[
+        float, Meta(description="seconds until the ids are read again", ge=1)
+    ] = 300.0
+    headers: Annotated[
+        dict[str, str],
+        Meta(description="request headers, with secrets as ${NAME}", extra={"secret": True}),
+    ] = {}
+    ca: Annotated[
+        str | None, Meta(description="PEM file of the authority that signed the certificate")
+    ] = None
+    rate_per_s: Annotated[
+        float, Meta(description="maximum number of requests per second", gt=0, le=10_000)
+    ] = 10.0
+    concurrency: Annotated[
+        int, Meta(description="maximum number of open requests", ge=1, le=1_000)
+    ] = 8
+    timeout_s: Annotated[
+        float, Meta(description="seconds until an answer must be complete", gt=0, le=3_600)
+    ] = 10.0
+    body_bytes_max: Annotated[
+        int, Meta(description="maximum size of an answer", ge=1, le=268_435_456)
+    ] = 1_048_576
+    interval_min_s: Annotated[
+        float, Meta(description="least number of seconds between two requests of a document", gt=0)
+    ] = 10.0
+    interval_max_s: Annotated[
+        float, Meta(description="most seconds between two requests of a document", gt=0)
+    ] = 3_600.0
+    final: Annotated[
+        list[str], Meta(description="statuses that do not change any more: not asked again")
+    ] = []
+    final_interval_s: Annotated[
+        float,
+        Meta(description="seconds until a document with a final status is asked again; 0: never"),
+    ] = 0.0
+    missing: Annotated[
+        Vanished,
+        Meta(description="if the source answers 404 or 410: ignore it, or publish a delete"),
+    ] = "ignore"
+    state: Annotated[
+        str | None,
+        Meta(description="SQLite file of the bridge; default: bridge-NAME.db in this folder"),
+    ] = None
 
 
 class Vet(SettingsTable, frozen=True, kw_only=True):
@@ -338,10 +537,12 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
     pipelines: Annotated[dict[str, Pipeline], Meta(description="pipelines, by name")] = {}
+    relays: Annotated[dict[str, Relay], Meta(description="relays, by name")] = {}
     publishers: Annotated[
         dict[str, DeclaredPublisher],
         Meta(description="publishers, by name; only used by `instep vet`"),
     ] = {}
+    bridges: Annotated[dict[str, Bridge], Meta(description="polling bridges, by name")] = {}
     vet: Annotated[Vet, Meta(description="for `instep vet`")] = Vet()
 
 
@@ -444,12 +645,17 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
 
 def _converted(expanded: dict[str, Any]) -> Settings:
     """Convert a tree to settings, and check them."""
-    named = expanded.get("pipelines", {})
-    for pipeline_name, table in named.items() if isinstance(named, dict) else ():
-        _convert(table, Pipeline, f"pipelines.{pipeline_name}")
+    for kind, place in ((Pipeline, "pipelines"), (Relay, "relays"), (Bridge, "bridges")):
+        named = expanded.get(place, {})
+        for name, table in named.items() if isinstance(named, dict) else ():
+            _convert(table, kind, f"{place}.{name}")
     settings: Settings = _convert(expanded, Settings, "")
+    for relay_name in settings.relays:
+        _check_relay(relay_name)
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
+    for bridge_name, declared in settings.bridges.items():
+        _check_bridge(bridge_name, declared)
     _check_security(settings.kafka.security)
     spark_options.check(settings.spark.master, settings.spark.memory)
     return _with_absolute_paths(settings)
@@ -488,16 +694,30 @@ def any_query(settings: Settings, names: Iterable[str]) -> bool:
 
 def pipeline(settings: Settings, name: str) -> Pipeline:
     """Return the pipeline with that name; raise SettingsError that suggests the nearest one."""
-    if name in settings.pipelines:
-        return settings.pipelines[name]
-    if not settings.pipelines:
+    return _named("pipeline", settings.pipelines, name)
+
+
+def relay(settings: Settings, name: str) -> Relay:
+    """Return the relay with that name; raise SettingsError that suggests the nearest one."""
+    return _named("relay", settings.relays, name)
+
+
+def bridge(settings: Settings, name: str) -> Bridge:
+    """Return the bridge with that name; raise SettingsError that suggests the nearest one."""
+    return _named("bridge", settings.bridges, name)
+
+
+def _named(kind: str, declared: Mapping[str, Declared], name: str) -> Declared:
+    if name in declared:
+        return declared[name]
+    if not declared:
         raise errors.SettingsError(
-            f"there is no pipeline {name!r}: the settings declare none",
-            f"add a [pipelines.NAME] table to {FILE_NAME}",
+            f"there is no {kind} {name!r}: the settings declare none",
+            f"add a [{kind}s.NAME] table to {FILE_NAME}",
         )
     raise errors.SettingsError(
-        f"there is no pipeline {name!r}{nearest(name, settings.pipelines)}",
-        f"declared: {', '.join(map(repr, settings.pipelines))}",
+        f"there is no {kind} {name!r}{nearest(name, declared)}",
+        f"declared: {', '.join(map(repr, declared))}",
     )
 
 
@@ -701,6 +921,15 @@ def _check(name: str, pipeline: Pipeline) -> None:
         ) from None
 
 
+def _check_relay(name: str) -> None:
+    """Refuse a name that cannot be part of a topic's name."""
+    if not RELAY_NAME.fullmatch(name):
+        raise errors.SettingsError(
+            f"relays.{name}: a relay's name is part of a topic's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
+
+
 def _check_key(place: str, pipeline: Pipeline) -> None:
     keys, documents = pipeline.keys, pipeline.event.documents
     if not keys or len(set(keys)) < len(keys):
@@ -836,15 +1065,105 @@ def _check_transitions(place: str, pipeline: Pipeline) -> None:
             )
 
 
+def _check_bridge(name: str, bridge: Bridge) -> None:
+    place = f"bridges.{name}"
+    if not BRIDGE_NAME.fullmatch(name):
+        raise errors.SettingsError(
+            f"{place}: a bridge's name has 1 to 100 letters, digits, dots, hyphens or underscores",
+            "choose another name",
+        )
+    bridge_urls.check_template(bridge.url, f"{place}.url")
+    _check_ids(place, bridge)
+    _check_headers(f"{place}.headers", bridge.headers)
+    if bridge.interval_min_s > bridge.interval_max_s:
+        raise errors.SettingsError(
+            f"{place}: interval_min_s is {bridge.interval_min_s:g},"
+            f" but interval_max_s is {bridge.interval_max_s:g}",
+            "set interval_min_s to the lower of both",
+        )
+    if bridge.final_interval_s < 0:
+        raise errors.SettingsError(
+            f"{place}.final_interval_s is negative", "write a number of seconds, or 0 for never"
+        )
+    for field in bridge.fields:
+        if field in EVENT_FIELDS:
+            raise errors.SettingsError(
+                f"{place}.fields.{field} is a field that the bridge writes itself",
+                "choose another name, or use `status`, `version` and `at`",
+            )
+    paths = {name: getattr(bridge, name) for name in ("status", "version", "at")}
+    for key, path in {
+        **paths,
+        **{f"fields.{name}": one for name, one in bridge.fields.items()},
+    }.items():
+        if path is not None and not all(path.removeprefix("$.").split(".")):
+            raise errors.SettingsError(
+                f"{place}.{key} is {path!r}, which is no path",
+                'write the names of objects and the numbers in lists with dots: "jobs.0.status"',
+            )
+
+
+def _check_ids(place: str, bridge: Bridge) -> None:
+    named = [key for key in ("ids_file", "ids_query", "ids_list") if getattr(bridge, key)]
+    if len(named) != 1:
+        problem = f"sets {' and '.join(named)}" if named else "does not say where the ids are"
+        raise errors.SettingsError(
+            f"[{place}] {problem}", "set one of ids_file, ids_query with ids_url, and ids_list"
+        )
+    if (bridge.ids_query is None) is not (bridge.ids_url is None):
+        lacks = "ids_url" if bridge.ids_url is None else "ids_query"
+        raise errors.SettingsError(
+            f"[{place}] lacks {lacks}", "set both ids_query and ids_url, its database"
+        )
+    listed = bridge.ids_list
+    if listed is None:
+        return
+    bridge_urls.check(listed.url, f"{place}.ids_list.url")
+    _check_headers(f"{place}.ids_list.headers", listed.headers)
+    if listed.next is not None and listed.page_parameter is not None:
+        raise errors.SettingsError(
+            f"{place}.ids_list has both next and page_parameter",
+            "keep next if a page contains the link to the next one, else page_parameter",
+        )
+    if listed.next_parameter is not None and listed.next in (None, LINK_HEADER):
+        raise errors.SettingsError(
+            f"{place}.ids_list.next_parameter needs the path of its value",
+            'add e.g. next = "next_page_token"',
+        )
+
+
+def _check_headers(place: str, headers: Mapping[str, str]) -> None:
+    """Refuse what no request can contain. The value is not shown: it may be a secret."""
+    for name, value in headers.items():
+        if not HEADER_NAME.fullmatch(name) or name.lower() in ("host", "content-length"):
+            raise errors.SettingsError(
+                f"{place}: {name!r} cannot be set", 'write e.g. Authorization = "Bearer ${TOKEN}"'
+            )
+        if not HEADER_VALUE.fullmatch(value):
+            raise errors.SettingsError(
+                f"{place}.{name} is empty, begins or ends with a space,"
+                " or contains a line break or another character that is not ASCII",
+                "correct it, or the environment variable that it names",
+            )
+
+
 def _with_absolute_paths(settings: Settings) -> Settings:
     """Make file names absolute, because a process in another directory may read the files."""
+    bridges = {name: _bridge_files(name, one) for name, one in settings.bridges.items()}
     security = settings.kafka.security
     files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
     absolute = {name: str(Path(file).absolute()) for name, file in files.items() if file}
     kafka = msgspec.structs.replace(
         settings.kafka, security=msgspec.structs.replace(security, **absolute)
     )
-    return msgspec.structs.replace(settings, kafka=kafka)
+    return msgspec.structs.replace(settings, kafka=kafka, bridges=bridges)
+
+
+def _bridge_files(name: str, bridge: Bridge) -> Bridge:
+    files = {key: getattr(bridge, key) for key in ("ids_file", "ca")}
+    files["state"] = bridge.state or f"bridge-{name}.db"
+    absolute = {key: str(Path(file).absolute()) for key, file in files.items() if file}
+    return msgspec.structs.replace(bridge, **absolute)
 
 
 def _check_security(security: Security) -> None:
@@ -916,7 +1235,7 @@ def effective(
         elif isinstance(value, dict):
             shown = {name: hidden.get(f"{key}.{name}", child) for name, child in value.items()}
             for name in shown:
-                if SECRET.search(name):
+                if extra.get("secret") or SECRET.search(name):
                     shown[name] = STARS
             rows.append((key, shown))
         else:

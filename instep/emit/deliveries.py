@@ -1,21 +1,33 @@
 """Deliveries: every failure of a sent record is reported to somebody.
 
 A `Receipt` is the future of one record. Its failure is reported when `result()` or `exception()`
-returns it, or an `on_delivery` callback receives it. The `DeliveryCounter` counts the unreported
-failures, which `flush` then raises.
+returns it, an `await` raises it, or an `on_delivery` callback receives it. The `DeliveryCounter`
+counts the unreported failures, which `flush` then raises.
+
+Most receipts are never waited for, so they cost little: a receipt gets its own lock, and its lists
+of waiters, only when somebody asks for them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from instep import errors
+from instep.document.decoding import Record
+from instep.document.outcome import Outcome
+
+LATENCIES_KEPT = 10_000
+RUNNING, FINISHED = "RUNNING", "FINISHED"  # states of a future in concurrent.futures
 
 log = logging.getLogger("instep.emit")
 
@@ -34,20 +46,44 @@ class Delivery(msgspec.Struct, frozen=True):
 OnDelivery = Callable[[errors.Undelivered | None, Delivery | None], None]
 
 
-class Receipt(concurrent.futures.Future[Delivery]):
-    """The future of one sent record. It cannot be cancelled."""
+class Outcomes(Protocol):
+    """Knows what became of records in the pipeline that follows their topic."""
 
-    def __init__(
-        self, counter: DeliveryCounter, number: int, on_delivery: OnDelivery | None
-    ) -> None:
-        super().__init__()
-        self.number = number
-        self.on_delivery = on_delivery
-        self.failed = False
-        self.waiters = 0
-        self.unreported_in: int | None = None
+    def outcome(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+        """Wait until the pipeline has reached a record, and return what became of it."""
+
+
+Follow = Callable[[Delivery, float | None], Outcome]
+
+
+class Receipt(concurrent.futures.Future[Delivery]):
+    """The future of one sent record. It can be awaited, but not cancelled."""
+
+    # The state at first. An instance only holds what differs from it.
+    _state: str = RUNNING
+    _result: Delivery | None = None
+    _exception: BaseException | None = None
+    _lock_of_waiters: threading.Condition | None = None
+    _follow: Follow | None = None
+    on_delivery: OnDelivery | None = None
+    failure: errors.Undelivered | None = None
+    reported = False
+    waiters = 0
+    unreported_in: int | None = None
+
+    def __init__(self, counter: DeliveryCounter, number: int, size: int) -> None:
+        """Leave out what the base class creates: few receipts need its locks and lists."""
         self._counter = counter
-        self.set_running_or_notify_cancel()
+        self.number = number
+        self.size = size
+
+    def __call__(self, error: Any, message: Any) -> None:
+        """Take the client's answer. As its callback, a receipt needs no further object."""
+        self._counter.on_answer(self, error, message)
+
+    def done(self) -> bool:
+        """Return whether the record was delivered or has failed."""
+        return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> Delivery:
         """Wait for the delivery and return it; raise Undelivered if it failed."""
@@ -56,6 +92,56 @@ class Receipt(concurrent.futures.Future[Delivery]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the delivery and return its failure; None if it succeeded."""
         return self._counter.report(self, super().exception, timeout)
+
+    def applied(self, timeout: float | None = None) -> Outcome:
+        """Wait until the pipeline has reached the record, and return what became of it.
+
+        Raise Undelivered if the broker did not accept the record, and NotReached if the pipeline
+        has not reached it after `timeout` seconds. The publisher must know the pipeline.
+        """
+        if self._follow is None:
+            raise errors.SettingsError(
+                "this publisher does not know which pipeline applies its records",
+                "give it one: Publisher(..., outcomes=instep.OutcomeReader(settings, pipeline))",
+            )
+        began = time.monotonic()
+        delivery = self.result(timeout)
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+        return self._follow(delivery, left)
+
+    def __await__(self) -> Generator[Any, None, Delivery]:
+        """Wait for the delivery without blocking the event loop."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Delivery:
+        loop = asyncio.get_running_loop()
+        settled = loop.create_future()
+
+        def wake(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_finish, settled)
+
+        self._counter.join(self)
+        try:
+            self.add_done_callback(wake)
+            await settled
+        except BaseException:
+            self._counter.stop_waiting(self)
+            raise
+        self._counter.leave(self)
+        return self.result()
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """The lock of the base class, created at its first use."""
+        return self._lock_of_waiters or self._counter.prepare_waiting(self)
+
+    def _prepare_waiting(self) -> threading.Condition:
+        """Create what the base class needs to let others wait."""
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._lock_of_waiters = threading.Condition()
+        return self._lock_of_waiters
 
 
 class DeliveryCounter:
@@ -67,44 +153,73 @@ class DeliveryCounter:
 
     def __init__(self) -> None:
         self.reporter: int | None = None
-        self._changed = threading.Condition()
+        self.on_answer: Callable[..., None] = self.settle
+        self.delivered = 0
+        self.failed = 0
+        self.open_bytes = 0
+        self.last_failure: errors.Undelivered | None = None
+        self.last_failure_at = 0.0
+        self.latencies_s: deque[float] = deque(maxlen=LATENCIES_KEPT)
+        # Reentrant, since a signal handler may use the publisher while the main thread holds it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        # Those who wait for space, and for all records up to a mark: with how to wake them.
+        self._for_space: list[tuple[int, Callable[[], None]]] = []
+        self._for_marks: list[int] = []
+        self._is_awaited = False
         self._sent = 0
+        self._withdrawn = 0
         self._open: dict[int, Receipt] = {}
-        self._round = 0
+        self._first = 1  # no record before this one is open
+        self._flushes = 0
         self._unreported = 0
         self._first_unreported: errors.Undelivered | None = None
 
-    def begin(self, on_delivery: OnDelivery | None) -> Receipt:
+    def begin(
+        self, on_delivery: OnDelivery | None = None, follow: Follow | None = None, size: int = 0
+    ) -> Receipt:
         """Return a receipt for a record that is about to be sent."""
-        with self._changed:
-            self._sent += 1
-            receipt = self._open[self._sent] = Receipt(self, self._sent, on_delivery)
+        with self._lock:
+            self._sent = number = self._sent + 1
+            self._open[number] = receipt = Receipt(self, number, size)
+            self.open_bytes += size
+        if on_delivery is not None:
+            receipt.on_delivery = on_delivery
+        if follow is not None:
+            receipt._follow = follow
         return receipt
 
     def withdraw(self, receipt: Receipt) -> None:
-        """Remove a record that is settled, or that was not sent."""
-        with self._changed:
-            self._open.pop(receipt.number, None)
-            self._changed.notify_all()
+        """Remove a record that was not sent."""
+        with self._lock:
+            self._withdrawn += 1
+            self._close(receipt)
 
     def settle(
         self, receipt: Receipt, failure: errors.Undelivered | None, delivery: Delivery | None
     ) -> None:
         """Report the outcome of a record to its callback, then to those who wait for it."""
-        is_reported = receipt.on_delivery is not None and _called(
-            receipt.on_delivery, failure, delivery
-        )
+        on_delivery = receipt.on_delivery
+        is_reported = on_delivery is not None and _called(on_delivery, failure, delivery)
+        with self._lock:
+            if failure is None:
+                self.delivered += 1
+            else:
+                self._count_failure(receipt, failure, is_reported=is_reported)
+            if receipt._lock_of_waiters is None:  # nobody waits
+                receipt._result = delivery
+                if failure is not None:
+                    receipt._exception = failure
+                receipt._state = FINISHED
+                self._close(receipt)
+                return
+        # This calls functions of the user, so it must not hold the lock.
         if failure is not None:
-            with self._changed:
-                receipt.failed = True
-                if not is_reported and not receipt.waiters:
-                    receipt.unreported_in = self._round
-                    self._unreported += 1
-                    self._first_unreported = self._first_unreported or failure
             receipt.set_exception(failure)
         elif delivery is not None:
             receipt.set_result(delivery)
-        self.withdraw(receipt)
+        with self._lock:
+            self._close(receipt)
 
     def report(
         self, receipt: Receipt, wait: Callable[[float | None], Answer], timeout: float | None
@@ -114,28 +229,27 @@ class DeliveryCounter:
             raise RuntimeError(
                 "a delivery callback cannot wait for another delivery: it would wait for itself"
             )
-        with self._changed:
-            receipt.waiters += 1
+        self.join(receipt)
         try:
             answer = wait(timeout)
         except concurrent.futures.TimeoutError:
             # It may have failed just now. Then `settle` counted on this caller to report it, so
             # return the failure instead of the timeout.
-            if self._leave(receipt):
+            if self.leave(receipt):
                 return wait(None)
             raise
         except errors.Undelivered:
-            self._leave(receipt)
+            self.leave(receipt)
             raise
-        self._leave(receipt)
+        self.leave(receipt)
         return answer
 
     def take_undelivered(self) -> tuple[int, errors.Undelivered | None]:
         """Return the number of unreported failures and the first one; the caller reports them."""
-        with self._changed:
+        with self._lock:
             count, first = self._unreported, self._first_unreported
             self._unreported, self._first_unreported = 0, None
-            self._round += 1
+            self._flushes += 1
         return count, first if count else None
 
     @property
@@ -143,39 +257,150 @@ class DeliveryCounter:
         """Return the number of the last record sent."""
         return self._sent
 
+    @property
+    def sent(self) -> int:
+        """Return how many records were sent; those that were refused at once do not count."""
+        return self._sent - self._withdrawn
+
+    @property
+    def open(self) -> int:
+        """Return how many records are not settled."""
+        return len(self._open)
+
     def open_up_to(self, mark: int) -> int:
         """Return how many of the records sent up to the mark are not settled."""
-        with self._changed:
+        with self._lock:
             return sum(number <= mark for number in self._open)
 
     def is_settled(self, mark: int) -> bool:
         """Return whether all records sent up to the mark are settled."""
-        with self._changed:
+        with self._lock:
             return self._is_settled(mark)
 
     def wait_settled(self, mark: int, timeout_s: float) -> bool:
         """Wait until all records up to the mark are settled; return False after the timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._is_settled(mark), timeout_s)
+        with self._lock:
+            self._for_marks.append(mark)
+            self._is_awaited = True
+            try:
+                return self._changed.wait_for(lambda: self._is_settled(mark), timeout_s)
+            finally:
+                self._for_marks.remove(mark)
 
-    def wait_change(self, timeout_s: float) -> None:
-        """Wait until a record is settled, or until the timeout."""
-        with self._changed:
-            self._changed.wait(timeout_s)
+    def wait_space(self, open_max: int, timeout_s: float) -> None:
+        """Wait until at most this many records are open, or until the timeout."""
+        with self.calling(self._changed.notify_all, open_max), self._lock:
+            self._changed.wait_for(lambda: len(self._open) <= open_max, timeout_s)
 
-    def _leave(self, receipt: Receipt) -> bool:
+    @contextlib.contextmanager
+    def calling(self, wake: Callable[[], None], open_max: int) -> Generator[None, None, None]:
+        """Call a function once at most this many records are open. It must not wait."""
+        entry = (open_max, wake)
+        with self._lock:
+            self._for_space.append(entry)
+            self._wake()
+        try:
+            yield
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._for_space.remove(entry)
+
+    def join(self, receipt: Receipt) -> None:
+        """Note that somebody waits for a receipt, who will report its failure."""
+        with self._lock:
+            receipt.waiters += 1
+
+    def leave(self, receipt: Receipt) -> bool:
         """Stop waiting; return whether there is a failure, which is reported with this."""
-        with self._changed:
+        with self._lock:
             receipt.waiters -= 1
             # A flush in between has raised it already: then there is nothing to take back.
-            if receipt.failed and receipt.unreported_in == self._round:
+            if receipt.failure is not None and receipt.unreported_in == self._flushes:
                 self._unreported -= 1
             receipt.unreported_in = None
-            return receipt.failed
+            receipt.reported = receipt.failure is not None
+            return receipt.reported
+
+    def stop_waiting(self, receipt: Receipt) -> None:
+        """Stop waiting without reporting: a failure now counts as unreported."""
+        with self._lock:
+            receipt.waiters -= 1
+            is_counted = receipt.reported or receipt.unreported_in is not None
+            if receipt.failure is not None and not is_counted and not receipt.waiters:
+                self._count_unreported(receipt, receipt.failure)
+
+    def prepare_waiting(self, receipt: Receipt) -> threading.Condition:
+        """Let others wait for a receipt, unless it is prepared already."""
+        with self._lock:
+            return receipt._lock_of_waiters or receipt._prepare_waiting()
+
+    def abandon(self, failure: errors.Undelivered) -> None:
+        """Fail all open receipts in a process that inherited them: no thread settles them here.
+
+        A thread that does not exist in this process may have held the locks, so replace them.
+        """
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._for_space.clear()
+        self._for_marks.clear()
+        for receipt in self._open.values():
+            receipt._lock_of_waiters = None
+            receipt._exception, receipt._state = failure, FINISHED
+        self._open.clear()
+        self.open_bytes = 0
+
+    def _close(self, receipt: Receipt) -> None:
+        if self._open.pop(receipt.number, None) is not None:
+            self.open_bytes -= receipt.size
+        if self._is_awaited:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake those for whom there is space, once, and those whose records are settled."""
+        count = len(self._open)
+        due = [entry for entry in self._for_space if count <= entry[0]]
+        for entry in due:
+            self._for_space.remove(entry)
+            entry[1]()
+        if self._for_marks and self._is_settled(min(self._for_marks)):
+            self._changed.notify_all()
+        self._is_awaited = bool(self._for_space or self._for_marks)
+
+    def _count_failure(
+        self, receipt: Receipt, failure: errors.Undelivered, *, is_reported: bool
+    ) -> None:
+        self.failed += 1
+        self.last_failure, self.last_failure_at = failure, time.monotonic()
+        receipt.failure, receipt.reported = failure, is_reported
+        if not is_reported and not receipt.waiters:
+            self._count_unreported(receipt, failure)
+
+    def _count_unreported(self, receipt: Receipt, failure: errors.Undelivered) -> None:
+        receipt.unreported_in = self._flushes
+        self._unreported += 1
+        self._first_unreported = self._first_unreported or failure
 
     def _is_settled(self, mark: int) -> bool:
-        """Return whether all are settled: receipts are in order, so the first open one decides."""
-        return next(iter(self._open), mark + 1) > mark
+        """Return whether all are settled. The first open number only increases, so keep it.
+
+        The first key of a dictionary would do, but finding it takes longer the more records were
+        removed before it.
+        """
+        first = self._first
+        while first <= mark and first not in self._open:
+            first += 1
+        self._first = first
+        return first > mark
+
+
+def raise_undelivered(counter: DeliveryCounter, topic: str) -> None:
+    """Raise the failures that nobody has reported; do nothing if there are none."""
+    count, first = counter.take_undelivered()
+    if first is not None:
+        records = "1 record was" if count == 1 else f"{count} records were"
+        raise errors.Undelivered(
+            f"{records} not delivered to topic {topic!r}: {first.what}", first.remedy
+        ) from first
 
 
 def _called(
@@ -187,3 +412,8 @@ def _called(
         log.exception("a delivery callback failed")
         return False
     return True
+
+
+def _finish(settled: asyncio.Future[None]) -> None:
+    if not settled.done():
+        settled.set_result(None)

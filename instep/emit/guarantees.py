@@ -36,6 +36,8 @@ DEFAULTS: Mapping[str, Any] = {
     # Kafka's limit for a batch. librdkafka's default is lower and would refuse records that the
     # broker accepts.
     "message.max.bytes": 1_048_588,
+    # If the topic is deleted, a broker would create it again with another number of partitions.
+    "allow.auto.create.topics": False,
 }
 
 OUR_OWN: Mapping[str, str] = {

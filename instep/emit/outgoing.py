@@ -9,6 +9,7 @@ import msgspec
 
 from instep import errors
 from instep.document import event
+from instep.emit.event_ids import IDS
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -30,14 +31,14 @@ def from_event(status_event: event.StatusEvent, source: str) -> OutgoingRecord:
             f"the event of document {status_event.document!r} cannot be sent: {failure}",
             "correct the event; nothing was sent",
         ) from failure
-    return OutgoingRecord(key, value, event.headers(source, event.EVENT_TYPE, status_event.at))
+    headers = event.headers(source, event.EVENT_TYPE, status_event.at, IDS.next())
+    return OutgoingRecord(key, value, headers)
 
 
 def from_deletion(document: str, source: str, at: datetime | None = None) -> OutgoingRecord:
     """Return the record of a delete."""
-    return OutgoingRecord(
-        document_key(document), None, event.headers(source, event.DELETE_TYPE, at)
-    )
+    headers = event.headers(source, event.DELETE_TYPE, at, IDS.next())
+    return OutgoingRecord(document_key(document), None, headers)
 
 
 def from_bytes(
@@ -47,15 +48,18 @@ def from_bytes(
     if not isinstance(key, bytes) or not isinstance(value, bytes | None):
         raise errors.SettingsError("a record's key and value must be bytes", "encode them in UTF-8")
     try:
-        document_key(key.decode("utf-8"))
+        document = key.decode("utf-8")
     except UnicodeDecodeError as failure:
         raise errors.SettingsError(
             f"the key {key!r} is not UTF-8", "the key is the document's id in UTF-8"
         ) from failure
+    try:
+        event.check_id(document)
+    except ValueError as failure:
+        raise _not_a_key(document, failure) from failure
     if headers is None:
-        headers = event.headers(
-            source, event.DELETE_TYPE if value is None else event.EVENT_TYPE, None
-        )
+        kind = event.DELETE_TYPE if value is None else event.EVENT_TYPE
+        headers = event.headers(source, kind, None, IDS.next())
     return OutgoingRecord(key, value, headers)
 
 
@@ -64,7 +68,11 @@ def document_key(document: str) -> bytes:
     try:
         return event.key(document)
     except ValueError as failure:
-        raise errors.SettingsError(
-            f"{document!r} cannot be a record's key: {failure}",
-            "use the document's id: order per document depends on it",
-        ) from failure
+        raise _not_a_key(document, failure) from failure
+
+
+def _not_a_key(document: str, failure: ValueError) -> errors.SettingsError:
+    return errors.SettingsError(
+        f"{document!r} cannot be a record's key: {failure}",
+        "use the document's id: order per document depends on it",
+    )

@@ -14,14 +14,20 @@ A record is open from `send` until the broker's answer. A thread of the publishe
 for answers, so that waiting never depends on other calls. `flush`, leaving the block, the end of
 the interpreter and SIGTERM all wait until the records sent before are settled, or for
 `flush_timeout_s`.
+
+A publisher belongs to the process that created it: its connection and its thread do not exist in
+a forked process, where every use of it raises.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import ctypes
+import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +36,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from instep import errors, settings
 from instep.document import event
-from instep.emit import deliveries, guarantees, outgoing, termination
+from instep.document.decoding import Record
+from instep.document.outcome import Outcome
+from instep.emit import deliveries, guarantees, metrics, outgoing, termination
 from instep.kafka import connection, faults, offsets, topics
 from instep.waiting import wait_until
 
@@ -43,6 +51,7 @@ TOO_LARGE = (
 LEADERS_TIMEOUT_S = 5.0
 GIVEN_UP = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY)
 PUBLISH_AGAIN = "publish them again: a repeated event with the same version changes nothing"
+AFTER_FORK = "create a publisher in each process, after the fork"
 
 
 def _wait_for_leaders(cluster: connection.Cluster, topic: str, timeout_s: float) -> None:
@@ -75,9 +84,12 @@ class Publisher:
         flush_timeout_s: float = 30.0,
         block_timeout_s: float = 60.0,
         start_timeout_s: float = connection.TIMEOUT_S,
+        outcomes: deliveries.Outcomes | None = None,
         **librdkafka: Any,
     ) -> None:
         """Check the topic and the access to it, for at most `start_timeout_s`.
+
+        With `outcomes`, receipts can tell what the pipeline did with their records.
 
         Raises SettingsError, BrokerUnreachable, NotAuthorised or TopicMissing.
         """
@@ -89,6 +101,7 @@ class Publisher:
         }
         self.topic = topic
         self.source = source
+        self._outcomes = outcomes
         self.flush_timeout_s = flush_timeout_s
         self.block_timeout_s = block_timeout_s
         self._operation = faults.Operation(
@@ -100,12 +113,18 @@ class Publisher:
         )
         self._error_log = faults.ErrorLog()
         self._counter = deliveries.DeliveryCounter()
+        self._counter.on_answer = self._report
         self._closing = threading.Lock()
-        self._closed = False
+        # What sending has to do first: None, or a function that raises.
+        self._obstacle: Callable[[], None] | None = None
+        self._process = os.getpid()
+        self._ends: dict[int, int] = {}
         self._stopped = False
         self._released = False
         self._given_up_since = 0.0
-        self._termination = termination.Termination(lambda: self._counter.mark, flush_timeout_s)
+        self._termination = termination.Termination(
+            lambda: self._counter.mark, flush_timeout_s, self._block_sending
+        )
         # First the settings, which need no broker; then the topic, which shows whether records
         # can be delivered.
         try:
@@ -123,12 +142,14 @@ class Publisher:
             self._producer.close()
             raise
         self._bytes_max = int(config["message.max.bytes"])
+        self._delivery_timeout_s = int(config.get("message.timeout.ms", 300_000)) / 1000
         self._thread = threading.Thread(
             target=self._report_deliveries, name=f"instep-publisher-{topic}", daemon=True
         )
         self._thread.start()
         self._termination.install()
         atexit.register(self.close)
+        _living.add(self)
 
     def send(
         self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
@@ -162,14 +183,27 @@ class Publisher:
 
         Raises Undelivered for unreported failures, and for records that are still open.
         """
+        if self._is_inherited:
+            self._refuse_inherited()
         mark, since = self._counter.mark, time.monotonic()
         timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
         if not self._counter.wait_settled(mark, timeout_s):
             raise self._still_open(self._counter.open_up_to(mark), timeout_s, since)
-        self._raise_undelivered()
+        deliveries.raise_undelivered(self._counter, self.topic)
+
+    def metrics(self) -> metrics.PublisherMetrics:
+        """Return the counts of records so far, and how long acknowledgements took."""
+        client_error = self._error_log.last(self._counter.last_failure_at or -1.0)
+        last_error = None if client_error is None else faults.readable(client_error)
+        return metrics.measured(self.topic, self.source, self._counter, last_error)
 
     def close(self) -> None:
-        """Flush and close. Records that are open after `flush_timeout_s` count as failures."""
+        """Flush and close. Records that are open after `flush_timeout_s` count as failures.
+
+        In a forked process this does nothing: the records belong to the process that sent them.
+        """
+        if self._is_inherited:
+            return
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError(
                 "a delivery callback cannot close its publisher: it would wait for itself"
@@ -177,7 +211,7 @@ class Publisher:
         with self._closing:
             if not self._released:
                 since = time.monotonic()
-                self._closed = True
+                self._obstacle = self._refuse_closed
                 self._counter.wait_settled(self._counter.mark, self.flush_timeout_s)
                 self._stopped = True
                 self._thread.join()
@@ -188,7 +222,7 @@ class Publisher:
                     self._log_lost()
                 self._released = True
                 self._termination.end()
-        self._raise_undelivered()
+        deliveries.raise_undelivered(self._counter, self.topic)
 
     def __enter__(self) -> Self:
         return self
@@ -204,66 +238,88 @@ class Publisher:
         except errors.Undelivered as failure:
             if value is None:
                 raise
-            # do not hide the block's own exception
-            value.add_note(str(failure))
-            deliveries.log.error("%s", failure.what)
+            add_to_exception(value, failure)
 
     # --- on the sender's thread ----------------------------------------------------------------
 
     def _send(
         self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
     ) -> deliveries.Receipt:
-        if self._termination.is_fatal:
-            self._wait_for_termination()
-        if self._closed:
-            raise errors.Undelivered(
-                f"the publisher to topic {self.topic!r} is closed", "send before the block is left"
-            )
-        receipt = self._counter.begin(on_delivery)
-        report = functools.partial(self._report, receipt)
+        receipt = self._try_send(record, on_delivery)
+        if receipt is None:
+            receipt = self._send_when_possible(record, on_delivery)
+        return receipt
+
+    def _try_send(
+        self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
+    ) -> deliveries.Receipt | None:
+        """Send a record without waiting; return None if the queue is full."""
+        if self._obstacle is not None:
+            self._obstacle()
+        key, value, headers = record.key, record.value, record.headers
+        size = len(key) if value is None else len(key) + len(value)
+        follow = None if self._outcomes is None else self._follow(record)
+        receipt = self._counter.begin(on_delivery, follow, size)
+        given: Any = headers if isinstance(headers, list) else list(headers)
+        try:
+            self._producer.produce(self.topic, value, key, headers=given, on_delivery=receipt)
+        except BufferError:
+            self._counter.withdraw(receipt)
+            return None
+        except KafkaException as failure:
+            undelivered = self._undelivered(failure.args[0], key, value)
+            undelivered.__cause__ = failure
+            if self._error_log.fatal:
+                self._counter.withdraw(receipt)
+                raise undelivered from failure
+            self._counter.settle(receipt, undelivered, None)
+        except RuntimeError as failure:
+            self._counter.withdraw(receipt)
+            raise closed(self.topic) from failure
+        return receipt
+
+    def _send_when_possible(
+        self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
+    ) -> deliveries.Receipt:
+        """Wait until the full queue has space. A callback cannot wait: it blocks the deliveries."""
+        if threading.get_ident() == self._thread.ident:
+            raise self._queue_full()
         deadline = time.monotonic() + self.block_timeout_s
         while True:
-            try:
-                self._producer.produce(
-                    self.topic,
-                    record.value,
-                    record.key,
-                    headers=list(record.headers),
-                    on_delivery=report,
-                )
-            except BufferError as failure:
-                self._wait_for_space(receipt, deadline, failure)
-            except KafkaException as failure:
-                undelivered = self._undelivered(failure.args[0], record.key, record.value)
-                undelivered.__cause__ = failure
-                if self._error_log.fatal:
-                    self._counter.withdraw(receipt)
-                    raise undelivered from failure
-                self._counter.settle(receipt, undelivered, None)
+            # Wait for half the queue: to be woken for each record would cost more than to send it,
+            # since two threads would compete for Python's lock (the GIL) all the time.
+            self._counter.wait_space(self._counter.open // 2, POLL_S)
+            receipt = self._try_send(record, on_delivery)
+            if receipt is not None:
                 return receipt
-            except RuntimeError as failure:
-                self._counter.withdraw(receipt)
-                raise errors.Undelivered(
-                    f"the publisher to topic {self.topic!r} is closed"
-                ) from failure
-            else:
-                return receipt
+            if time.monotonic() > deadline:
+                raise self._queue_full(self.block_timeout_s)
 
-    def _wait_for_space(
-        self, receipt: deliveries.Receipt, deadline: float, failure: BufferError
-    ) -> None:
-        """Wait until the full queue has space. A callback cannot wait: it blocks the deliveries."""
-        in_callback = threading.get_ident() == self._thread.ident
-        if in_callback or time.monotonic() > deadline:
-            self._counter.withdraw(receipt)
-            waited = ""
-            if not in_callback:
-                waited = f" after {self.block_timeout_s:g} s"
-            raise errors.Undelivered(
-                f"no space in the queue to topic {self.topic!r}{waited}{self._last_error(0)}",
-                "send slower, increase queue.buffering.max.messages, or wait for the broker",
-            ) from failure
-        self._counter.wait_change(POLL_S)
+    def _follow(self, record: outgoing.OutgoingRecord) -> deliveries.Follow | None:
+        """Return how to ask what became of a record; None without outcomes."""
+        if self._outcomes is None:
+            return None
+        outcomes = self._outcomes
+
+        def follow(delivery: deliveries.Delivery, timeout_s: float | None) -> Outcome:
+            sent = Record(
+                delivery.offset,
+                delivery.timestamp_ms,
+                record.key,
+                record.value,
+                delivery.partition,
+                tuple(record.headers),
+            )
+            return outcomes.outcome(self.topic, sent, timeout_s)
+
+        return follow
+
+    def _queue_full(self, waited_s: float | None = None) -> errors.Undelivered:
+        """Return the error for a record that found no space in the queue."""
+        return full_queue(self.topic, waited_s, self._last_error(0))
+
+    def _block_sending(self) -> None:
+        self._obstacle = self._wait_for_termination
 
     def _wait_for_termination(self) -> None:
         """Refuse records after SIGTERM: they would be lost with the process."""
@@ -273,13 +329,31 @@ class Publisher:
             f"the process is ending: no more records are sent to topic {self.topic!r}"
         )
 
-    def _raise_undelivered(self) -> None:
-        count, first = self._counter.take_undelivered()
-        if first is not None:
-            records = "1 record was" if count == 1 else f"{count} records were"
-            raise errors.Undelivered(
-                f"{records} not delivered to topic {self.topic!r}: {first.what}", first.remedy
-            ) from first
+    def _refuse_closed(self) -> None:
+        raise closed(self.topic)
+
+    def _refuse_inherited(self) -> None:
+        raise self._inherited()
+
+    def _inherited(self) -> errors.Undelivered:
+        return errors.Undelivered(
+            f"the publisher to topic {self.topic!r} was created in process {self._process},"
+            f" and this is process {os.getpid()}: it cannot send or wait here",
+            AFTER_FORK,
+        )
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._obstacle == self._refuse_inherited
+
+    def _enter_child(self) -> None:
+        """Give up the publisher in a forked process: it has neither thread nor connection here."""
+        self._obstacle = self._refuse_inherited
+        atexit.unregister(self.close)
+        self._termination.abandon()
+        self._counter.abandon(self._inherited())
+        # Destroying the client would wait for threads that do not exist here, so it is never freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producer))
 
     def _still_open(self, count: int, timeout_s: float, since: float) -> errors.Undelivered:
         records = "1 record is" if count == 1 else f"{count} records are"
@@ -324,14 +398,31 @@ class Publisher:
         self, receipt: deliveries.Receipt, error: KafkaError | None, message: Message
     ) -> None:
         if error is None:
-            place = deliveries.Delivery(
-                self.topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1]
-            )
-            self._counter.settle(receipt, None, place)
+            self._counter.settle(receipt, None, self._delivery(message))
         else:
             undelivered = self._undelivered(error, message.key() or b"", message.value())
             undelivered.__cause__ = KafkaException(error)
             self._counter.settle(receipt, undelivered, None)
+
+    def _delivery(self, message: Message) -> deliveries.Delivery:
+        partition, offset = message.partition() or 0, message.offset()
+        if offset is not None:  # the broker gives none without acknowledgements
+            if offset < self._ends.get(partition, 0):
+                self._log_replaced(partition, offset)
+            self._ends[partition] = offset + 1
+        self._counter.latencies_s.append(message.latency() or 0.0)
+        return deliveries.Delivery(self.topic, partition, offset or 0, message.timestamp()[1])
+
+    def _log_replaced(self, partition: int, offset: int) -> None:
+        """Log that offsets start again: the records before are gone with the former topic."""
+        deliveries.log.warning(
+            "partition %d of topic %r had %d records and now continues at offset %d: the topic was"
+            " deleted and created again, or its log was cut off",
+            partition,
+            self.topic,
+            self._ends[partition],
+            offset,
+        )
 
     def _log_lost(self) -> None:
         """Log undelivered records before the process ends: nobody else can report them."""
@@ -374,6 +465,18 @@ class Publisher:
                 "make it smaller, or increase both;"
                 " if only some of many small records fail like this, reduce batch.size",
             )
+        if faults.MEANING.get(error.code()) is errors.TopicMissing:
+            return errors.Undelivered(
+                f"{record} was not accepted: topic {self.topic!r} does not exist any more, or has"
+                f" fewer partitions than before ({error.name()})",
+                "create the topic again with as many partitions as before, then publish them again",
+            )
+        if error.code() == KafkaError._MSG_TIMED_OUT:
+            return errors.Undelivered(
+                f"{record} was not confirmed within {self._delivery_timeout_s:g} s"
+                f" (message.timeout.ms){self._last_error(0)}",
+                PUBLISH_AGAIN,
+            )
         if error.code() in GIVEN_UP:
             return errors.Undelivered(
                 f"{record} was not confirmed within {self.flush_timeout_s:g} s"
@@ -389,3 +492,36 @@ class Publisher:
         if last is None:
             return ""
         return f" (last: {faults.readable(last)})"
+
+
+def closed(topic: str) -> errors.Undelivered:
+    """Return the error for a record that is sent after the end."""
+    return errors.Undelivered(
+        f"the publisher to topic {topic!r} is closed", "send before the block is left"
+    )
+
+
+def full_queue(topic: str, waited_s: float | None, last_error: str = "") -> errors.Undelivered:
+    """Return the error for a record that found no space in the queue."""
+    waited = "" if waited_s is None else f" after {waited_s:g} s"
+    return errors.Undelivered(
+        f"no space in the queue to topic {topic!r}{waited}{last_error}",
+        "send slower, increase queue.buffering.max.messages, or wait for the broker",
+    )
+
+
+def add_to_exception(value: BaseException, failure: errors.Undelivered) -> None:
+    """Report a failure beside the exception that ends a block, which it must not hide."""
+    value.add_note(str(failure))
+    deliveries.log.error("%s", failure.what)
+
+
+_living: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _enter_child() -> None:
+    for publisher in list(_living):
+        publisher._enter_child()
+
+
+os.register_at_fork(after_in_child=_enter_child)

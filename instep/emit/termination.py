@@ -22,17 +22,25 @@ from typing import Any
 class Termination:
     """The handler of SIGTERM. Python only allows to install it in the main thread."""
 
-    def __init__(self, mark: Callable[[], int], timeout_s: float) -> None:
+    def __init__(
+        self, mark: Callable[[], int], timeout_s: float, on_fatal: Callable[[], None]
+    ) -> None:
         self._mark = mark
         self._timeout_s = timeout_s
+        self._on_fatal = on_fatal
         self._received: tuple[int, float] | None = None
         self._settled = False
         self._over = False
         self._previous: Any = None
 
-    def install(self) -> None:
-        """Install the handler, if this is the main thread."""
+    def install(self, *, only_default: bool = False) -> None:
+        """Install the handler, if this is the main thread.
+
+        With `only_default`, leave the handler alone that somebody else has installed.
+        """
         previous = signal.getsignal(signal.SIGTERM)
+        if only_default and previous != signal.SIG_DFL:
+            return
         # a handler that was not set from Python cannot be called
         if threading.current_thread() is threading.main_thread() and previous is not None:
             self._previous = previous
@@ -69,12 +77,20 @@ class Termination:
         if waiting:
             self.resume()
 
+    def abandon(self) -> None:
+        """Restore the previous handler in a process that inherited this one by a fork."""
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous)
+        self._received, self._over = None, True
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over or self._settled:
             self._received, self._settled = None, False
             self._call_previous(number, frame)
         elif self._received is None:
             self._received = (self._mark(), time.monotonic() + self._timeout_s)
+            if self.is_fatal:
+                self._on_fatal()
 
     def _call_previous(self, number: int, frame: FrameType | None) -> None:
         if callable(self._previous):

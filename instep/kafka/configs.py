@@ -53,6 +53,21 @@ def of_brokers(cluster: connection.Cluster, nodes: Collection[int]) -> dict[int,
     return {node: _read_broker(cluster, node) for node in nodes}
 
 
+def changed_by_broker(
+    cluster: connection.Cluster, node: int
+) -> dict[str, tuple[str | None, str | None]]:
+    """Return the settings of a broker that differ from Kafka's default: the value and the default.
+
+    Secrets are left out.
+    """
+    found: dict[str, tuple[str | None, str | None]] = {}
+    for entry in _broker_entries(cluster, node).values():
+        default = _default(entry)
+        if not entry.is_sensitive and entry.value != default:
+            found[entry.name] = (entry.value, default)
+    return found
+
+
 def alter_topic(
     cluster: connection.Cluster,
     topic: str,
@@ -101,12 +116,17 @@ def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[st
 
 
 def _read_broker(cluster: connection.Cluster, node: int) -> Settings:
+    return _settings(_broker_entries(cluster, node))
+
+
+def _broker_entries(cluster: connection.Cluster, node: int) -> Mapping[str, Any]:
     resource = ConfigResource(ConfigResource.Type.BROKER, str(node))
     operation = cluster.operation(f"read the settings of broker {node}", right="DESCRIBE_CONFIGS")
 
-    def request() -> Settings:
+    def request() -> Mapping[str, Any]:
         answers = cluster.admin.describe_configs([resource], request_timeout=cluster.timeout_s)
-        return _settings(cluster.wait(answers[resource], operation))
+        found: Mapping[str, Any] = cluster.wait(answers[resource], operation)
+        return found
 
     # only this broker can answer, so it is of no use to wait for one that is down
     return cluster.try_briefly(request)
@@ -121,3 +141,11 @@ def _settings(entries: Mapping[str, Any]) -> Settings:
         )
         for entry in entries.values()
     }
+
+
+def _default(entry: Any) -> str | None:
+    """Return the default of a setting, which the broker lists among its other values."""
+    for one in (entry, *(entry.synonyms or {}).values()):
+        if SOURCES.get(one.source) == DEFAULT:
+            return str(one.value)
+    return None

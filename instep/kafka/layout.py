@@ -11,6 +11,7 @@ from instep import errors
 from instep.document.showing import counted
 from instep.kafka import configs, connection
 from instep.kafka.admin import admin_extras
+from instep.waiting import wait_until
 
 INTERNAL = "__"
 MIN_IN_SYNC = "min.insync.replicas"
@@ -97,6 +98,22 @@ def read(cluster: connection.Cluster) -> Layouts:
         node: (broker.host or "", broker.port) for node, broker in sorted(metadata.brokers.items())
     }
     return Layouts(brokers, topics, metadata.cluster_id or "")
+
+
+def read_topic(cluster: connection.Cluster, topic: str) -> Layout:
+    """Read the layout of one topic, and wait for it: a broker may not know a new topic yet."""
+    found: dict[str, Layout] = {}
+
+    def is_known() -> bool:
+        found.update(read(cluster).topics)
+        return topic in found
+
+    if not wait_until(is_known, cluster.timeout_s):
+        raise errors.TopicMissing(
+            f"topic {topic!r} is not in the cluster's metadata",
+            "list the topics: instep topics list",
+        )
+    return found[topic]
 
 
 def too_few_brokers(topic: str, replicas: int, brokers: int) -> errors.SettingsError:

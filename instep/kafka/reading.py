@@ -84,9 +84,17 @@ def messages(
 
 
 def follow(
-    cluster: connection.Cluster, topic: str, starts: Mapping[int, int], *, committed: bool = True
+    cluster: connection.Cluster,
+    topic: str,
+    starts: Mapping[int, int],
+    *,
+    committed: bool = True,
+    wait_s: float = connection.POLL_S,
 ) -> Iterator[list[tuple[int, Message]]]:
-    """Return records as they arrive, until the caller stops. Waits for an unreachable cluster."""
+    """Return records as they arrive, until the caller stops. Waits for an unreachable cluster.
+
+    Records that arrive within `wait_s` come together.
+    """
     operation = cluster.operation(f"read topic {topic!r}", topic=topic, right="READ")
     scanner = cluster.scanner(committed)
     try:
@@ -94,7 +102,7 @@ def follow(
         while True:
             since = time.monotonic()
             received: list[tuple[int, Message]] = []
-            for message in scanner.consume(RECORDS_PER_POLL, connection.POLL_S):
+            for message in scanner.consume(RECORDS_PER_POLL, wait_s):
                 error, partition = message.error(), message.partition()
                 if error is None and partition is not None:
                     received.append((partition, message))

@@ -29,8 +29,18 @@ LENGTH = struct.Struct(">i")
 class TopicIdentity:
     """Asks one broker for the id of one topic. Not for use by several threads."""
 
-    def __init__(self, kafka: settings.Kafka, bootstrap: str, topic: str, topic_id: str) -> None:
-        """Take the topic, and its id as the client writes it."""
+    def __init__(
+        self,
+        kafka: settings.Kafka,
+        bootstrap: str,
+        topic: str,
+        topic_id: str,
+        partitions: int | None = None,
+    ) -> None:
+        """Take the topic, and its id as the client writes it.
+
+        With `partitions`, this number of partitions is confirmed as well.
+        """
         self._security = kafka.security
         self._addresses = faults.addresses(bootstrap)
         # It does not log in: for clusters that demand it, the admin client asks.
@@ -43,6 +53,8 @@ class TopicIdentity:
         self._request = LENGTH.pack(len(body)) + body
         # Of the answer: no error, the name, and the id.
         self._expected = b"\0\0" + name + base64.b64decode(topic_id + "==")
+        if partitions is not None:
+            self._expected += b"\0" + _length(partitions)  # not internal; then the partitions
         self._socket: socket.socket | None = None
         self._is_asked = False
         self._failed_at = float("-inf")
@@ -115,11 +127,15 @@ def _size(answer: bytes) -> int:
 
 
 def _compact(text: bytes) -> bytes:
-    """Return a text as Kafka's compact string: its length plus one in groups of 7 bits."""
-    length = len(text) + 1
-    head = bytearray()
-    while length > 127:
-        head.append(length & 127 | 128)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + text
+    """Return a text as Kafka's compact string."""
+    return _length(len(text)) + text
+
+
+def _length(count: int) -> bytes:
+    """Return the length of a compact string or array: plus one, in groups of 7 bits."""
+    rest, head = count + 1, bytearray()
+    while rest > 127:
+        head.append(rest & 127 | 128)
+        rest >>= 7
+    head.append(rest)
+    return bytes(head)

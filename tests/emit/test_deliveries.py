@@ -168,3 +168,64 @@ def test_counts_are_right_with_many_threads() -> None:
         for done in answers:
             done.result(20)
     assert counter.take_undelivered() == (1000, FAILURE)
+
+
+def test_a_receipt_settles_for_all_kinds_of_waiters() -> None:
+    """Wait as concurrent.futures does, which needs the locks that a receipt creates late."""
+    counter = deliveries.DeliveryCounter()
+    first, second = counter.begin(), counter.begin()
+    called: list[object] = []
+    first.add_done_callback(called.append)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(concurrent.futures.wait, [first, second], 10)
+        while second._lock_of_waiters is None:
+            threading.Event().wait(0.001)
+        counter.settle(first, None, PLACE)
+        counter.settle(second, FAILURE, None)
+        assert waiting.result(10).not_done == set()
+    assert called == [first]
+    assert "finished" in repr(first)
+
+
+def test_awaiting_reports_the_failure_before_a_flush_can() -> None:
+    counter = deliveries.DeliveryCounter()
+    receipt = counter.begin()
+
+    async def wait() -> None:
+        waiting = asyncio.ensure_future(receipt)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(counter.settle, receipt, FAILURE, None)
+        assert counter.take_undelivered() == (0, None)
+        with pytest.raises(errors.Undelivered):
+            await waiting
+
+    asyncio.run(wait())
+
+
+def test_a_failure_counts_as_undelivered_if_the_awaiting_task_was_cancelled() -> None:
+    counter = deliveries.DeliveryCounter()
+    early, late = counter.begin(), counter.begin()
+
+    async def wait() -> None:
+        waiting = [asyncio.ensure_future(early), asyncio.ensure_future(late)]
+        await asyncio.sleep(0)
+        counter.settle(early, FAILURE, None)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        counter.settle(late, FAILURE, None)
+
+    asyncio.run(wait())
+    assert counter.take_undelivered() == (2, FAILURE)
+
+
+def test_waiting_for_space_ends_when_enough_records_are_settled() -> None:
+    counter = deliveries.DeliveryCounter()
+    receipts = [counter.begin(size=10) for _ in range(4)]
+    woken: list[int] = []
+    with counter.calling(lambda: woken.append(counter.open), 2):
+        for receipt in receipts:
+            counter.settle(receipt, None, PLACE)
+    assert woken == [2]
+    counter.wait_space(0, 0)
+    assert counter.open_bytes == 0

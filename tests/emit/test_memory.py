@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import uuid
 from datetime import UTC, datetime
 
 import pytest
 
 import instep.emit
-from instep import errors
+from instep import errors, testing
 from instep.document import partition
-from instep.emit import Delivery, MemoryPublisher, Publisher, StatusEvent
+from instep.emit import AsyncPublisher, Delivery, MemoryPublisher, Publisher, StatusEvent
+from instep.testing import AsyncMemoryPublisher
 
 EVENT = StatusEvent(
     document="d-1", status="PRINTED", version=4, at=datetime(2026, 11, 1, 8, tzinfo=UTC)
@@ -19,21 +22,40 @@ EVENT = StatusEvent(
 
 
 def test_the_public_names() -> None:
-    assert instep.emit.__all__ == ["Delivery", "MemoryPublisher", "Publisher", "StatusEvent"]
-    assert all(hasattr(instep.emit, name) for name in instep.emit.__all__)
+    names = ["AsyncPublisher", "Delivery", "MemoryPublisher", "Publisher", "StatusEvent"]
+    assert instep.emit.__all__ == names
+    assert all(hasattr(instep.emit, name) for name in names)
+    assert testing.MemoryPublisher is MemoryPublisher is instep.MemoryPublisher
+    assert all(getattr(testing, name).__doc__ for name in testing.__all__)
 
 
-def test_it_has_the_methods_and_parameters_of_the_publisher() -> None:
-    names = [name for name in vars(Publisher) if not name.startswith("_")]
-    assert names == ["send", "delete", "send_raw", "flush", "close"]
-    for name in [*names, "__enter__", "__exit__"]:
-        assert inspect.signature(getattr(MemoryPublisher, name)) == inspect.signature(
-            getattr(Publisher, name)
-        )
-    double = inspect.signature(MemoryPublisher).parameters
-    for name, parameter in inspect.signature(Publisher).parameters.items():
-        assert double[name].kind == parameter.kind
-        assert name in ("bootstrap", "topic") or double[name].default == parameter.default
+METHODS = ["send", "delete", "send_raw", "flush", "metrics", "close"]
+ENQUEUING = ["enqueue", "enqueue_delete", "enqueue_raw"]
+
+
+@pytest.mark.parametrize(
+    ("double", "real", "methods"),
+    [
+        (MemoryPublisher, Publisher, METHODS),
+        (AsyncMemoryPublisher, AsyncPublisher, ["start", *METHODS, *ENQUEUING]),
+    ],
+)
+def test_a_double_has_the_methods_and_parameters_of_the_publisher(
+    double: type, real: type, methods: list[str]
+) -> None:
+    names = {name for name in vars(real) if not name.startswith("_")}
+    assert names == set(methods)
+    block = ("__aenter__", "__aexit__") if real is AsyncPublisher else ("__enter__", "__exit__")
+    for name in (*names, *block):
+        assert inspect.signature(getattr(double, name)) == inspect.signature(getattr(real, name))
+    parameters = inspect.signature(double).parameters
+    for name, parameter in inspect.signature(real).parameters.items():
+        assert parameters[name].kind == parameter.kind
+        assert name in ("bootstrap", "topic") or parameters[name].default == parameter.default
+
+
+def test_the_publisher_for_asyncio_has_the_parameters_of_the_other() -> None:
+    assert inspect.signature(AsyncPublisher) == inspect.signature(Publisher)
 
 
 def test_it_keeps_the_records_that_were_sent() -> None:
@@ -100,3 +122,82 @@ def test_it_refuses_what_the_publisher_refuses() -> None:
     publisher.close()
     with pytest.raises(errors.Undelivered, match="closed"):
         publisher.send(EVENT)
+
+
+def test_failing_deliveries_are_reported_as_those_of_a_broker() -> None:
+    reported: list[tuple[errors.Undelivered | None, Delivery | None]] = []
+    publisher = MemoryPublisher(topic="print-status")
+    with publisher.failing_deliveries("disk full"):
+        receipt = publisher.send(EVENT)
+        publisher.send(EVENT, on_delivery=lambda error, place: reported.append((error, place)))
+        publisher.send(EVENT)
+    publisher.send(EVENT)
+    with pytest.raises(errors.Undelivered, match="document 'd-1' was not accepted: disk full"):
+        receipt.result()
+    assert isinstance(reported[0][0], errors.Undelivered)
+    assert reported[0][1] is None
+    with pytest.raises(errors.Undelivered, match="1 record was not delivered to topic 'print-st"):
+        publisher.flush()
+    publisher.close()
+    assert len(publisher.records) == 1
+    found = publisher.metrics()
+    assert (found.sent, found.delivered, found.failed, found.open) == (4, 1, 3, 0)
+    assert found.last_error == "the record of document 'd-1' was not accepted: disk full"
+
+
+def send_one(publisher: MemoryPublisher, error: Exception | None = None) -> None:
+    """Let a delivery fail in the publisher's block, which then ends, perhaps with an error."""
+    with publisher, publisher.failing_deliveries():
+        publisher.send(EVENT)
+        if error is not None:
+            raise error
+
+
+def test_an_ignored_failure_is_raised_when_the_block_ends() -> None:
+    with pytest.raises(errors.Undelivered, match="1 record was not delivered"):
+        send_one(MemoryPublisher())
+
+
+def test_an_exception_in_the_block_is_not_hidden() -> None:
+    with pytest.raises(KeyError) as caught:
+        send_one(MemoryPublisher(), KeyError("mine"))
+    assert "1 record was not delivered" in caught.value.__notes__[0]
+
+
+def test_a_full_queue_raises_at_once() -> None:
+    publisher = MemoryPublisher(block_timeout_s=5)
+    with publisher.full_queue(), pytest.raises(errors.Undelivered, match=r"no space in .* 5 s"):
+        publisher.send(EVENT)
+    publisher.send(EVENT)
+    assert len(publisher.records) == publisher.metrics().sent == 1
+
+
+def test_the_double_for_asyncio_keeps_records_and_fails_on_demand() -> None:
+    async def publish() -> AsyncMemoryPublisher:
+        async with AsyncMemoryPublisher(topic="print-status", partitions=1) as publisher:
+            assert (await publisher.send(EVENT)).offset == 0
+            assert (await (await publisher.enqueue_delete("d-2"))).offset == 1
+            assert (await publisher.send_raw(b"d-3", b"{}")).offset == 2
+            with publisher.failing_deliveries(), pytest.raises(errors.Undelivered):
+                await publisher.send(EVENT)
+            with publisher.full_queue(), pytest.raises(errors.Undelivered, match="no space"):
+                await publisher.enqueue(EVENT)
+            await publisher.flush()
+            with publisher.failing_deliveries():
+                await publisher.enqueue(EVENT)
+            with pytest.raises(errors.Undelivered, match="1 record was not delivered"):
+                await publisher.flush()
+        return publisher
+
+    publisher = asyncio.run(publish())
+    assert [record.key for record in publisher.records] == [b"d-1", b"d-2", b"d-3"]
+    assert publisher.metrics().delivered == 3
+
+
+def test_every_event_has_an_id_of_its_own() -> None:
+    publisher = MemoryPublisher()
+    for _ in range(1000):
+        publisher.send(EVENT)
+    ids = {dict(record.headers)["ce_id"] for record in publisher.records}
+    assert len(ids) == 1000
+    assert {uuid.UUID(one.decode()).version for one in ids} == {4}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import logging
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from instep.emit import Delivery, Publisher, StatusEvent
 from instep.kafka import connection, offsets, topics
 from instep.local import broker as local_broker
 from instep.local import ports
+from instep.waiting import retrying
 
 Read = Callable[..., list[Message]]
 Bootstrap = local_broker.LocalCluster
@@ -236,6 +239,22 @@ def test_a_full_queue_holds_the_sender_back(broker: Bootstrap, topic: str, read_
     assert versions(read_all(topic)) == list(range(500))
 
 
+def test_a_callback_does_not_wait_for_space(broker: Bootstrap, topic: str) -> None:
+    refused: list[errors.Undelivered] = []
+    with Publisher(broker.bootstrap, topic, queue_buffering_max_messages=1) as publisher:
+
+        def send_two(error: errors.Undelivered | None, delivery: Delivery | None) -> None:
+            try:
+                for number in (1, 2):
+                    publisher.send(event(number))
+            except errors.Undelivered as failure:
+                refused.append(failure)
+
+        publisher.send(event(0), on_delivery=send_two)
+        publisher.flush()
+    assert "no space in the queue" in refused[0].what
+
+
 def test_many_threads_may_send(broker: Bootstrap, topic: str, read_all: Read) -> None:
     with Publisher(broker.bootstrap, topic, queue_buffering_max_messages=50) as publisher:
 
@@ -331,7 +350,7 @@ def test_events_are_sent_with_weaker_guarantees_too(
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[local_broker.LocalCluster]:
     """Start a broker that tests may kill."""
-    with local_broker.LocalCluster() as own:
+    with local_broker.LocalCluster(properties={"auto.create.topics.enable": "true"}) as own:
         with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
             topics.create(cluster, "dies", 1)
             topics.create(cluster, "comes-back", 1)
@@ -343,16 +362,60 @@ def mortal() -> Iterator[local_broker.LocalCluster]:
 def test_a_broker_that_comes_back_gets_everything_once_and_in_order(
     mortal: local_broker.LocalCluster, read_all: Read
 ) -> None:
+    """Let another publisher give up during the outage, and continue after it."""
+    impatient = Publisher(mortal.bootstrap, "dies", message_timeout_ms=1000, flush_timeout_s=120)
+    impatient.send(event(0)).result(60)
     with Publisher(mortal.bootstrap, "comes-back", flush_timeout_s=120) as publisher:
         for number in range(50):
             publisher.send(event(number))
         mortal.kill()
         for number in range(50, 100):
             publisher.send(event(number))
+        given_up = [impatient.send(event(number)) for number in (1, 2)]
+        with pytest.raises(
+            errors.Undelivered, match=r"not confirmed within 1 s \(message\.timeout\.ms\) \(last: "
+        ):
+            given_up[0].result(60)
         mortal.start()
         last = publisher.send(event(100)).result(120)
+        assert retrying(  # an attempt may begin before the client has connected again
+            lambda: impatient.send(event(3)).result(60),
+            lambda error: isinstance(error, errors.Undelivered),
+            timeout_s=90,
+        ).offset
+        with pytest.raises(errors.Undelivered, match=r"not delivered to topic 'dies'"):
+            impatient.close()
     assert last.offset == 100
     assert versions(read_all("comes-back", mortal)) == list(range(101))
+    assert versions(read_all("dies", mortal)) in ([0, 3], [0, 3, 3])
+
+
+def test_a_deleted_topic_is_reported_and_not_created(
+    mortal: local_broker.LocalCluster, read_all: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Use a broker that would create topics by itself, with another number of partitions."""
+    with connection.Cluster(settings.Kafka(), mortal.bootstrap) as cluster:
+        topics.create(cluster, "deleted", 3)
+        publisher = Publisher(
+            mortal.bootstrap, "deleted", topic_metadata_propagation_max_ms=500, flush_timeout_s=60
+        )
+        publisher.send(event(0)).result(60)
+        topics.delete(cluster, "deleted")
+        for number in (1, 2):
+            with pytest.raises(errors.Undelivered, match="topic 'deleted' does not exist any more"):
+                publisher.send(event(number)).result(60)
+        assert "deleted" not in topics.names(cluster)
+        topics.create(cluster, "deleted", 3)
+        with caplog.at_level(logging.WARNING, "instep.emit"):
+            place = retrying(
+                lambda: publisher.send(event(3)).result(60),
+                lambda error: isinstance(error, errors.Undelivered),
+                timeout_s=90,
+            )
+        publisher.close()
+    assert place.offset == 0
+    assert "now continues at offset 0: the topic was deleted and created again" in caplog.text
+    assert versions(read_all("deleted", mortal)) == [3]
 
 
 def test_a_broker_that_dies_is_reported_in_bounded_time(mortal: local_broker.LocalCluster) -> None:
@@ -402,6 +465,68 @@ for number in range(int(sys.argv[4])):
 print("sent", flush=True)
 time.sleep(float(sys.argv[5]))
 """
+
+
+FORKED = """
+import os, signal, sys
+from instep import errors
+from instep.emit import Publisher, StatusEvent
+from instep.emit.event_ids import IDS
+def event(number):
+    return StatusEvent(document="d-1", status="A", version=number)
+with Publisher(sys.argv[1], sys.argv[2], linger_ms=500) as publisher:
+    receipt = publisher.send(event(0))
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: publisher.send(event(1)), publisher.flush, receipt.result):
+            try:
+                use()
+            except errors.Undelivered as error:
+                print(error.what, "|", error.remedy)
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, IDS.next(), flush=True)
+        sys.exit(3)
+    print(IDS.next(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    publisher.send(event(2))
+print(receipt.result().offset)
+"""
+
+
+def test_a_forked_process_cannot_use_the_publisher_and_does_not_disturb_it(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
+    process = child(broker, topic, script=FORKED)
+    output, error_output = process.communicate(timeout=60)
+    *refused, child_state, parent_state, offset = output.splitlines()
+    assert len(refused) == 3, error_output
+    for line in refused:
+        assert re.search(r"was created in process \d+, and this is process \d+", line)
+        assert line.endswith("| create a publisher in each process, after the fork")
+    is_default, child_id = child_state.split()
+    parent_id, status = parent_state.split()
+    assert (is_default, status, offset, process.returncode) == ("True", "3", "0", 0)
+    assert child_id[:20] != parent_id[:20]  # the two processes give events different ids
+    assert versions(read_all(topic)) == [0, 2]
+
+
+def test_metrics_count_records_and_measure_acknowledgements(broker: Bootstrap, topic: str) -> None:
+    with Publisher(broker.bootstrap, topic, source="print", linger_ms=200) as publisher:
+        empty = publisher.metrics()
+        assert (empty.topic, empty.source, empty.sent) == (topic, "print", 0)
+        assert (empty.latency_p50_ms, empty.last_error) == (None, None)
+        receipts = [publisher.send_raw(b"d-1", b'{"version": 1}') for _ in range(3)]
+        waiting = publisher.metrics()
+        assert (waiting.sent, waiting.open, waiting.open_bytes) == (3, 3, 3 * 17)
+        for receipt in receipts:
+            receipt.result(60)
+        assert publisher.send_raw(b"a", b"x" * 2_000_000).exception(60)
+        done = publisher.metrics()
+    assert (done.sent, done.delivered, done.failed) == (4, 3, 1)
+    assert (done.open, done.open_bytes) == (0, 0)
+    assert "'a' is too large" in (done.last_error or "")
+    assert 200 <= (done.latency_p50_ms or 0) <= (done.latency_p99_ms or 0)
+    text = done.prometheus()
+    assert f'instep_publisher_delivered_total{{source="print",topic="{topic}"}} 3.0' in text
+    assert 'quantile="0.99"' in text
 
 
 def child(

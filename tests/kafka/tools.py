@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from instep.local import artifacts, java
+from instep.local import artifacts, class_archives, java
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -21,6 +21,8 @@ def run(tool: str, bootstrap: str, *arguments: str) -> str:
     command = [
         str(java.find()),
         "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        *class_archives.KAFKA.jvm_flags(),
         "-cp",
         jars,
         tool,

@@ -20,7 +20,7 @@ QUEUED_KB = 16 * 1024
 CHUNK = 1_000  # as long as records arrive this fast, `read` takes more of them
 
 
-class Follower:
+class PartitionReader:
     """Reads the committed records of partitions that the caller adds and removes.
 
     It joins no group and commits nothing. It waits for a cluster that cannot be reached.

@@ -1,0 +1,276 @@
+"""`instep relay`: publish an outbox table to a topic."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from enum import StrEnum
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import msgspec
+import typer
+
+from instep import errors, settings
+from instep.cli import completion, output, resources
+from instep.cli import help as help_pages
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute
+
+if TYPE_CHECKING:
+    from instep.relay.session import RelayProgress
+
+# How many sessions in a row ended soon after their start; a new process takes it over.
+RESTARTS = "INSTEP_RELAY_RESTARTS"
+STABLE_S = 30.0
+RESTART_PAUSE_MAX_S = 5.0
+REPORT_INTERVAL_S = 10.0
+
+app = help_pages.command_group("relay", "Publish an outbox table to a topic, exactly once.")
+
+RelayName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RELAY]",
+        help="Relay. Needed if the settings declare more than one.",
+        autocompletion=completion.relays,
+    ),
+]
+
+
+class Place(StrEnum):
+    """Where a relay continues after a reset."""
+
+    START = "start"
+    END = "end"
+    CURRENT = "current"
+
+
+@app.command()
+def init(
+    relay: RelayName = None,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements and change nothing.")
+    ] = False,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE", help="Record changes of this table in the outbox, by triggers."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Only record changes of these columns of the table. Default: all."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Create the outbox and what else a relay needs, in the source database and in Kafka."""
+    from instep.kafka import relay_writer
+    from instep.sources import tables, triggers
+
+    declared = settings.load(GLOBAL.config)
+    name, chosen = _relay(declared, relay)
+    if columns and not trigger:
+        raise errors.SettingsError("--columns needs --trigger", "name the table: --trigger TABLE")
+    plan = None
+    if trigger:
+        names = [column.strip() for column in (columns or "").split(",") if column.strip()]
+        plan = triggers.plan(chosen, trigger, names)
+    statements = tables.missing(chosen) if sql else tables.prepare(chosen, name)
+    cost = None
+    if plan is not None:
+        statements += triggers.statements(chosen, plan)
+        if not sql:
+            triggers.create(chosen, plan)
+            cost = triggers.measure(chosen, plan)
+    if as_json:
+        output.print_json(
+            {"relay": name, "executed": not sql, "statements": statements, "cost": cost}
+        )
+    else:
+        for statement in statements:
+            typer.echo(_printed(statement, chosen.source))
+    if sql:
+        return
+    if cost is not None:
+        output.say(
+            f"{name}: the trigger adds {cost.with_ms - cost.without_ms:.2f} ms to a transaction:"
+            f" {cost.without_ms:.2f} ms without and {cost.with_ms:.2f} ms with it"
+            f" (median of {cost.transactions} updates of one row)"
+        )
+    with resources.cluster(declared) as cluster:
+        created = relay_writer.create_position_topic(cluster, name)
+    if created:
+        output.say(f"{name}: created topic {relay_writer.position_topic(name)}")
+    output.say(f"{name}: ready")
+
+
+@app.command()
+def run(
+    relay: RelayName = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Publish everything that the outbox has, then exit.")
+    ] = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Publish the rows of an outbox until stopped. A second process stands by."""
+    from instep.relay import relay as relays
+    from instep.relay import session
+
+    declared = settings.load(GLOBAL.config)
+    name, chosen = _relay(declared, relay)
+    stop = _stop_event()
+    progress, began = session.RelayProgress(), time.monotonic()
+    reporter = threading.Thread(target=_report, args=(name, progress, stop), daemon=True)
+    reporter.start()
+    try:
+        with resources.cluster(declared) as cluster:
+            relays.run(
+                name,
+                chosen,
+                cluster,
+                once=once,
+                stop=stop,
+                say=output.say,
+                progress=progress,
+            )
+    except (errors.RelaySessionEnded, errors.BrokerUnreachable) as ended:
+        if not stop.is_set():
+            output.say(f"{name}: {ended.what}; a new session finds out what became of it")
+            _restart(stop, time.monotonic() - began)
+    output.say(
+        f"{name}: stopped; this process published {progress.rows:,} rows in"
+        f" {progress.transactions:,} transactions"
+    )
+
+
+@app.command()
+def status(
+    relay: RelayName = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Show who runs a relay, how much it has published, and what waits."""
+    from instep.sources import status as relay_status
+
+    declared = settings.load(GLOBAL.config)
+    names = [relay] if relay else list(declared.relays)
+    found = [relay_status.read(name, settings.relay(declared, name)) for name in names]
+    if as_json:
+        output.print_json(found)
+        return
+    head = ("RELAY", "STATE", "HOLDER", "PUBLISHED", "IN OUTBOX", "DEAD")
+    rows = [
+        (
+            one.relay,
+            one.state,
+            one.holder or "",
+            f"{one.published_rows:,}",
+            f"{one.outbox_rows:,}",
+            f"{one.dead_rows:,}",
+        )
+        for one in found
+    ]
+    typer.echo(output.table(head, rows))
+
+
+@app.command()
+def reset(
+    relay: Annotated[
+        str, typer.Argument(help="The relay to reset.", autocompletion=completion.relays)
+    ],
+    to: Annotated[
+        Place,
+        typer.Option(
+            help="start: publish every row that the outbox has; end: only rows added later;"
+            " current: continue where it is, with the topic as it is now."
+        ),
+    ],
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Decide which rows a relay publishes after a named stop. It must not be running."""
+    from instep.relay import reset as resetting
+
+    declared = settings.load(GLOBAL.config)
+    name, chosen = _relay(declared, relay)
+    plan = resetting.plan(name, chosen, to.value)
+    if not as_json:
+        typer.echo(f"{name}: published {plan.published_rows:,} rows so far")
+        typer.echo(f"{name}: after the reset, {plan.consequence}")
+    if execute:
+        with resources.cluster(declared) as cluster:
+            resetting.execute(name, chosen, cluster, to.value)
+    if as_json:
+        output.print_json({"plan": plan, "executed": execute})
+    if execute:
+        output.say(f"done; start it: instep relay run {name}")
+    else:
+        output.say_dry_run()
+
+
+def _printed(statement: str, source: str) -> str:
+    """Return a statement as the database's own client takes it."""
+    if source.startswith(("mysql", "mariadb")) and ";" in statement:
+        return f"DELIMITER $$\n{statement} $$\nDELIMITER ;\n"
+    return f"{statement};\n"
+
+
+def _relay(declared: settings.Settings, name: str | None) -> tuple[str, settings.Relay]:
+    """Return the named relay, or the only declared one."""
+    if name is None and len(declared.relays) > 1:
+        raise errors.SettingsError(
+            "the settings declare more than one relay",
+            f"name one (declared: {', '.join(declared.relays)}); each runs in a process of its own",
+        )
+    chosen = name or next(iter(declared.relays), "NAME")
+    return chosen, settings.relay(declared, chosen)
+
+
+def _stop_event() -> threading.Event:
+    """Return an event that SIGTERM, Ctrl-C and SIGHUP set."""
+    stop = threading.Event()
+
+    def request(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, request)
+    return stop
+
+
+def _report(name: str, progress: RelayProgress, stop: threading.Event) -> None:
+    """Say now and then how much was published."""
+    said: dict[str, object] = {}
+    while not stop.wait(REPORT_INTERVAL_S):
+        now = msgspec.structs.asdict(progress)
+        if now != said and now["rows"]:
+            output.say(f"{name}: {now['state']}; {now['rows']:,} rows published")
+        said = now
+
+
+def _restart(stop: threading.Event, lasted_s: float) -> NoReturn:
+    """Continue in a new process with the same id.
+
+    The Kafka client must not be used again after its transactions were fenced, and a second client
+    in the same process has been seen to crash.
+    """
+    restarts = 0 if lasted_s > STABLE_S else int(os.environ.get(RESTARTS, "0")) + 1
+    stop.wait(min(0.1 * 2 ** min(restarts, 10), RESTART_PAUSE_MAX_S))
+    if stop.is_set():
+        raise typer.Exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[RESTARTS] = str(restarts)
+    os.execv(sys.executable, [sys.executable, "-m", "instep", *sys.argv[1:]])  # noqa: S606

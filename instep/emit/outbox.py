@@ -1,0 +1,207 @@
+"""The outbox for source systems: an event becomes a row in the application's own transaction.
+
+    outbox = Outbox()
+    with connection.transaction():
+        connection.execute("UPDATE print_job SET status = 'PRINTED' WHERE id = %s", (job,))
+        outbox.add(connection, StatusEvent(document=job, status="PRINTED", version=2))
+
+Both are committed, or neither. A relay publishes the row (`instep relay`). The document's own row
+must be changed or locked before the event is added: this keeps the events of a document in order.
+
+Any connection will do: of a DB-API driver, of SQLAlchemy (also a session), of Django. Those of
+asyncio drivers need `add_async`. No driver is imported here; the connection's own module says how
+it writes parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from instep import errors, settings
+from instep.document import event
+from instep.emit import outgoing
+
+# drivers and dialects that quote names with backticks
+MYSQL_NAMES = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb", "aiomysql", "asyncmy"})
+KNOWN = MYSQL_NAMES | {
+    "sqlalchemy",
+    "django",
+    "sqlite3",
+    "aiosqlite",
+    "psycopg",
+    "psycopg2",
+    "asyncpg",
+}
+MYSQL_IN_TRANSACTION = 1  # a bit of the server's status
+POSTGRES_IDLE = 0  # libpq: no transaction is open
+
+
+class Outbox:
+    """Adds events to an outbox table. Thread-safe: it keeps no state."""
+
+    def __init__(
+        self, table: str = "instep_outbox", columns: settings.OutboxColumns | None = None
+    ) -> None:
+        """Take the name of the table, or schema.table, as in `[relays.NAME]`."""
+        self._table = table
+        self._columns = columns or settings.OutboxColumns()
+
+    def add(
+        self,
+        connection: Any,
+        status_event: event.StatusEvent,
+        *,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Add an event in the transaction of the connection. Headers replace instep's own."""
+        record = outgoing.from_event(status_event, "outbox")
+        self._insert(connection, record.key.decode(), record.value, headers)
+
+    def delete(
+        self, connection: Any, document: str, *, headers: dict[str, str] | None = None
+    ) -> None:
+        """Add a delete in the transaction of the connection."""
+        self._insert(connection, outgoing.document_key(document).decode(), None, headers)
+
+    async def add_async(
+        self,
+        connection: Any,
+        status_event: event.StatusEvent,
+        *,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Add an event with a connection of an asyncio driver, or SQLAlchemy's asyncio."""
+        record = outgoing.from_event(status_event, "outbox")
+        await self._insert_async(connection, record.key.decode(), record.value, headers)
+
+    async def delete_async(
+        self, connection: Any, document: str, *, headers: dict[str, str] | None = None
+    ) -> None:
+        """Add a delete with a connection of an asyncio driver, or SQLAlchemy's asyncio."""
+        key = outgoing.document_key(document).decode()
+        await self._insert_async(connection, key, None, headers)
+
+    # --- statements ----------------------------------------------------------------------------
+
+    def _insert(
+        self, connection: Any, document: str, value: bytes | None, headers: dict[str, str] | None
+    ) -> None:
+        names, values = self._row(document, value, headers)
+        root = _root(connection)
+        if root == "sqlalchemy":
+            opened = connection.connection() if hasattr(connection, "get_bind") else connection
+            statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
+            opened.exec_driver_sql(statement, values)
+            return
+        _refuse_autocommit(connection, root)
+        if root == "django":
+            statement = self._statement(names, "format", connection.vendor)
+        else:
+            statement = self._statement(names, _paramstyle(root), root)
+        cursor = connection.cursor()
+        try:
+            cursor.execute(statement, values)
+        finally:
+            cursor.close()
+
+    async def _insert_async(
+        self, connection: Any, document: str, value: bytes | None, headers: dict[str, str] | None
+    ) -> None:
+        names, values = self._row(document, value, headers)
+        root = _root(connection)
+        if root == "sqlalchemy":
+            is_session = hasattr(connection, "get_bind")
+            opened = await connection.connection() if is_session else connection
+            statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
+            await opened.exec_driver_sql(statement, values)
+            return
+        _refuse_autocommit(connection, root)
+        if root == "asyncpg":
+            await connection.execute(self._statement(names, "numeric_dollar", root), *values)
+        elif root in ("aiosqlite", "psycopg"):
+            style = "qmark" if root == "aiosqlite" else "format"
+            await connection.execute(self._statement(names, style, root), values)
+        else:
+            async with connection.cursor() as cursor:
+                await cursor.execute(self._statement(names, "format", root), values)
+
+    def _row(
+        self, document: str, value: bytes | None, headers: dict[str, str] | None
+    ) -> tuple[tuple[str, ...], tuple[str | bytes | None, ...]]:
+        """Return the columns and values of a row."""
+        names, values = (self._columns.document, self._columns.value), (document, value)
+        if headers is None:
+            return names, values
+        if self._columns.headers is None:
+            raise errors.SettingsError(
+                "this outbox has no column for headers",
+                "name the column in `columns`, or add the event without headers",
+            )
+        return (*names, self._columns.headers), (*values, msgspec.json.encode(headers).decode())
+
+    def _statement(self, names: Sequence[str], paramstyle: str, database: str) -> str:
+        quote = _backticks if database in MYSQL_NAMES else _double_quotes
+        table = ".".join(map(quote, self._table.split(".", 1)))
+        match paramstyle:
+            case "qmark":
+                marks = ["?"] * len(names)
+            case "numeric_dollar":
+                marks = [f"${number}" for number in range(1, len(names) + 1)]
+            case "numeric":
+                marks = [f":{number}" for number in range(1, len(names) + 1)]
+            case _:
+                marks = ["%s"] * len(names)
+        columns = ", ".join(map(quote, names))
+        # Names are quoted, and come from the settings, never from an event.
+        return f"INSERT INTO {table} ({columns}) VALUES ({', '.join(marks)})"  # noqa: S608
+
+
+def _root(connection: Any) -> str:
+    """Return the package of a connection's class, or of the known one that it is derived from."""
+    roots = [base.__module__.partition(".")[0] for base in type(connection).__mro__]
+    return next((root for root in roots if root in KNOWN), roots[0])
+
+
+def _paramstyle(root: str) -> str:
+    """Return how a DB-API driver writes parameters, as its module says."""
+    return str(getattr(sys.modules.get(root), "paramstyle", "format"))
+
+
+def _double_quotes(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _backticks(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _refuse_autocommit(connection: Any, root: str) -> None:
+    """Refuse a connection without a transaction, as far as its driver tells.
+
+    The event would be committed by itself, also if the change that it reports is rolled back.
+    """
+    match root:
+        case "sqlite3" | "aiosqlite":
+            is_alone = connection.isolation_level is None and not connection.in_transaction
+        case "psycopg" | "psycopg2":
+            is_idle = connection.info.transaction_status == POSTGRES_IDLE
+            is_alone = bool(connection.autocommit) and is_idle
+        case "pymysql" | "aiomysql":
+            status = getattr(connection, "server_status", 0)
+            is_alone = connection.get_autocommit() and not status & MYSQL_IN_TRANSACTION
+        case "asyncpg":
+            is_alone = not connection.is_in_transaction()
+        case "django":
+            is_alone = not connection.in_atomic_block and connection.get_autocommit()
+        case _:
+            is_alone = False
+    if is_alone:
+        raise errors.SettingsError(
+            "the connection has no transaction, so the event would not be committed together with"
+            " the change that it reports",
+            "begin a transaction, change the document's row, then add the event",
+        )

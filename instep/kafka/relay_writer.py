@@ -1,0 +1,250 @@
+"""Write the records of a relay and its position: in one transaction, or one after the other.
+
+The position is the last record of a topic of the relay's own, with one partition. It is read after
+`init_transactions`, which fences every older process of the relay and ends its open transaction.
+So whatever is read then is the truth, and stays true until this process commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
+
+from instep import errors, settings
+from instep.kafka import connection, faults, offsets, reading, topics
+
+POSITION_KEY = b"position"
+TRANSACTION_TIMEOUT_MS = 60_000
+CALL_TIMEOUT_S = 1.0  # of one attempt, so short that a stop is noticed
+LOOK_BACK = 1_000  # offsets at the end of the position topic that are read first
+POSITION_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16777216",
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "max.message.bytes": "4194304",
+}
+RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
+ABORT_TIMEOUT_S = 3.0
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class RecordRefused(Exception):
+    """The topic does not accept a record of this size. The transaction is still usable."""
+
+
+def position_topic(relay: str) -> str:
+    """Return the topic of a relay's position."""
+    return f"instep-relay.{relay}"
+
+
+def create_position_topic(cluster: connection.Cluster, relay: str) -> bool:
+    """Create the position topic; return False if it exists."""
+    name = position_topic(relay)
+    try:
+        topics.describe(cluster, name)
+    except errors.TopicMissing:
+        topics.create(cluster, name, 1, config=POSITION_CONFIG)
+        return True
+    return False
+
+
+def read_position(cluster: connection.Cluster, relay: str) -> bytes | None:
+    """Return the last committed position; None if there is none."""
+    topic = position_topic(relay)
+    topics.describe(cluster, topic)
+    first = offsets.earliest(cluster, topic, [0])[0]
+    end = offsets.latest(cluster, topic, [0])[0]
+    start = max(first, end - LOOK_BACK)
+    while True:
+        found = None
+        for record in reading.read(cluster, topic, {0: (start, end)}):
+            if record.key == POSITION_KEY:
+                found = record.value
+        if found is not None or start <= first:
+            return found
+        start = first  # only markers and aborted positions at the end
+
+
+def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
+    """Return the size of the largest batch that the topic accepts."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+
+    def request() -> int:
+        answer = cluster.admin.describe_configs([resource], request_timeout=cluster.timeout_s)
+        operation = cluster.operation(
+            f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"
+        )
+        config = cluster.wait(answer[resource], operation)
+        return int(config["max.message.bytes"].value or 1_048_588)
+
+    return cluster.retry(request)
+
+
+class RelayWriter:
+    """Writes batches of records to one topic, each with the position behind it.
+
+    After an error other than RecordRefused, the writer must not be used again.
+    """
+
+    def __init__(
+        self,
+        cluster: connection.Cluster,
+        relay: str,
+        topic: str,
+        *,
+        guarantee: settings.RelayGuarantee,
+        record_bytes_max: int,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self._topic, self._position_topic = topic, position_topic(relay)
+        self._is_transactional = guarantee == "exactly-once"
+        self._is_stopped = is_stopped
+        self._operation = faults.Operation(
+            f"publish to topic {topic!r}",
+            cluster.bootstrap,
+            cluster.identity,
+            topic,
+            right="WRITE",
+        )
+        self._error_log = faults.ErrorLog()
+        self._failed: KafkaError | None = None
+        self._is_begun = False
+        config: dict[str, Any] = {
+            **connection.client_config(cluster.kafka, cluster.bootstrap),
+            "acks": "all",
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "compression.type": "lz4",
+            "linger.ms": 1,
+            "queue.buffering.max.messages": 1_000_000,
+            "queue.buffering.max.kbytes": 1_048_576,
+            # The client's own limit: a record that the topic would refuse fails in `produce`,
+            # where its transaction can go on without it.
+            "message.max.bytes": max(record_bytes_max, RECORD_BYTES_LEAST),
+            "error_cb": self._error_log.add,
+        }
+        if self._is_transactional:
+            # A record that fails makes the commit fail, so nobody has to look at each delivery.
+            config["transactional.id"] = f"instep-relay.{relay}"
+            config["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
+        else:
+            config["on_delivery"] = self._delivered
+            config["message.timeout.ms"] = 0  # no limit
+        try:
+            self._producer = Producer(config, logger=faults.log)
+        except KafkaException as failure:
+            raise faults.translate(failure.args[0], self._operation) from failure
+
+    def start(self) -> None:
+        """Fence older processes of this relay, and end their open transaction."""
+        if self._is_transactional:
+            self._insist(self._producer.init_transactions)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        if self._is_transactional:
+            self._call(self._producer.begin_transaction)
+            self._is_begun = True
+
+    def add(self, key: bytes, value: bytes | None, headers: Headers) -> None:
+        """Add a record; raise RecordRefused if the topic does not accept its size."""
+        while True:
+            try:
+                self._producer.produce(self._topic, value, key, headers=list(headers))
+            except BufferError:
+                self._producer.poll(0.05)
+            except KafkaException as failure:
+                if failure.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise RecordRefused(failure.args[0].str()) from None
+                raise self._ended(failure) from failure
+            else:
+                return
+
+    def commit(self, position: bytes) -> None:
+        """Commit the records together with the position behind them."""
+        if not self._is_transactional:
+            self.settle()
+        try:
+            self._producer.produce(self._position_topic, position, POSITION_KEY)
+        except (BufferError, KafkaException) as failure:
+            raise errors.RelaySessionEnded(
+                f"the position cannot be written: {failure}"
+            ) from failure
+        if self._is_transactional:
+            self._insist(self._producer.commit_transaction)
+            self._is_begun = False
+        else:
+            self.settle()
+
+    def abort(self) -> None:
+        """Give up the records of the open transaction, if there is one."""
+        if not self._is_begun:
+            return
+        try:
+            self._producer.abort_transaction(ABORT_TIMEOUT_S)
+        except KafkaException as failure:
+            raise self._ended(failure) from failure
+        self._is_begun = False
+
+    def close(self) -> None:
+        """Abort what is not committed, because an open transaction holds up the topic's readers.
+
+        If the brokers do not answer, the next session's start aborts it.
+        """
+        with contextlib.suppress(errors.InstepError):
+            self.abort()
+        self._producer.purge()
+
+    def settle(self) -> None:
+        """Wait until every record is acknowledged. The client keeps the order of a key."""
+        while self._producer.flush(CALL_TIMEOUT_S):
+            if self._is_stopped():
+                raise errors.RelaySessionEnded("the relay was stopped before the broker answered")
+        if self._failed is not None:
+            raise self._translated(self._failed)
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failed = self._failed or error
+
+    def _insist(self, call: Callable[[float], None]) -> None:
+        """Repeat a call while its error is temporary."""
+        refused_since = time.monotonic()
+        while True:
+            try:
+                call(CALL_TIMEOUT_S)
+            except KafkaException as failure:
+                if not failure.args[0].retriable():
+                    raise self._ended(failure) from failure
+                if self._error_log.refused_by_all(refused_since):
+                    raise self._translated(failure.args[0]) from failure
+                if self._is_stopped():
+                    raise errors.RelaySessionEnded(
+                        "the relay was stopped before the broker answered"
+                    ) from failure
+            else:
+                return
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except KafkaException as failure:
+            raise self._ended(failure) from failure
+
+    def _ended(self, failure: KafkaException) -> errors.InstepError:
+        """Return why the session cannot go on. Nobody decides here what became of a commit."""
+        error = failure.args[0]
+        ours = self._translated(error)
+        if isinstance(ours, errors.NotAuthorised | errors.SettingsError):
+            return ours
+        return errors.RelaySessionEnded(f"Kafka ended the relay's session: {error.str()}")
+
+    def _translated(self, error: KafkaError) -> errors.InstepError:
+        return faults.translate(error, self._operation, self._error_log)

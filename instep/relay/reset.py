@@ -1,0 +1,115 @@
+"""Give a relay a new position: a person decides which rows are published."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from instep import errors, settings, sources
+from instep.kafka import connection, relay_writer, topics
+from instep.relay import position as positions
+from instep.relay.position import RelayPosition
+from instep.sources.lease import Lease, LeaseRow
+
+Place = Literal["start", "end", "current"]
+CONSEQUENCES: dict[Place, str] = {
+    "start": "every row that the outbox has is published, also if it was published before",
+    "end": "no row that the outbox has is published; rows that are added later are",
+    "current": "it continues where it is, with the topic as it is now",
+}
+
+
+class ResetPlan(msgspec.Struct, frozen=True):
+    """What a reset changes."""
+
+    relay: str
+    to: Place
+    published_rows: int
+    consequence: str
+
+
+def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
+    """Return what a reset would do; refuse it while a process works."""
+    lease = Lease(relay, name)
+    try:
+        _refuse_working(lease, name, relay)
+        row = lease.read()
+    finally:
+        lease.close()
+    return ResetPlan(name, to, row.published_rows, CONSEQUENCES[to])
+
+
+def execute(
+    name: str, relay: settings.Relay, cluster: connection.Cluster, to: Place
+) -> RelayPosition:
+    """Write the new position. A process that works meanwhile is fenced by this."""
+    lease = Lease(relay, name)
+    try:
+        _refuse_working(lease, name, relay)
+        if not lease.claim():
+            raise _working(name, lease.read().holder)
+        writer = relay_writer.RelayWriter(
+            cluster,
+            name,
+            relay.topic,
+            guarantee=relay.guarantee,
+            record_bytes_max=relay_writer.record_bytes_max(cluster, relay.topic),
+            is_stopped=lambda: False,
+        )
+        try:
+            writer.start()
+            new = _position(name, relay, cluster, lease.read(), to)
+            writer.begin()
+            writer.commit(positions.encode(new))
+        finally:
+            writer.close()
+        lease.mark_started()
+        return new
+    finally:
+        lease.release()
+        lease.close()
+
+
+def _position(
+    name: str, relay: settings.Relay, cluster: connection.Cluster, row: LeaseRow, to: Place
+) -> RelayPosition:
+    topic = topics.describe(cluster, relay.topic)
+    if to == "current":
+        found = relay_writer.read_position(cluster, name)
+        if found is None:
+            raise errors.SettingsError(
+                f"relay {name!r} has no position", "use --to start or --to end"
+            )
+        return msgspec.structs.replace(
+            positions.decode(found, name),
+            cluster_id=topic.cluster_id,
+            topic_id=topic.id,
+            partitions=len(topic.partitions),
+        )
+    is_skipped = to == "end"
+    reader = sources.open_reader(relay, name)
+    try:
+        reader.adopt()
+        return positions.new(
+            row,
+            topic,
+            reader.last_position() if is_skipped else reader.first_position(),
+            # One more than the source knows: the next session then deletes these rows.
+            sequence=row.sequence + 1 if is_skipped else row.sequence,
+            beat=row.beat,
+        )
+    finally:
+        reader.close()
+
+
+def _refuse_working(lease: Lease, name: str, relay: settings.Relay) -> None:
+    row = lease.read()
+    if row.holder is not None and row.silent_s < relay.take_over_s:
+        raise _working(name, row.holder)
+
+
+def _working(name: str, holder: str | None) -> errors.SettingsError:
+    return errors.SettingsError(
+        f"relay {name!r} is being run by {holder}", "stop that process first, then reset again"
+    )

@@ -1,0 +1,315 @@
+"""One session of a relay: from the fence in Kafka until anything is in doubt.
+
+    1. init_transactions: no older process of this relay can commit any more.
+    2. Read the position. Compare it with the source and the topic; a named stop if they disagree.
+    3. Repeat: read rows, publish them and the position behind them in one transaction. The next
+       rows are read meanwhile.
+
+An error of Kafka ends the session, because only a new one can find out what became of the last
+transaction. An error of the source does not: nothing is in doubt then, so the session connects
+again and compares again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import msgspec
+
+from instep import errors, settings, sources
+from instep.document import event
+from instep.kafka import connection, relay_writer, topics
+from instep.kafka.relay_writer import RecordRefused, RelayWriter
+from instep.kafka.topic_identity import TopicIdentity
+from instep.relay import position as positions
+from instep.relay.position import RelayPosition
+from instep.relay.records import RecordBuilder
+from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
+from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
+
+PAUSE_S = 0.002  # the first pause if there is nothing to publish
+RECONNECT_S = 0.5
+ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
+BYTES_PER_ID = 40  # of a position, at most
+
+Say = Callable[[str], None]
+
+
+class RelayProgress(msgspec.Struct):
+    """What a relay reports while it runs."""
+
+    state: str = "starting"
+    rows: int = 0  # published by this process
+    transactions: int = 0
+    dead: int = 0
+
+
+class LeaseKeeper:
+    """Renews the lease in a thread of its own."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="instep-relay-lease", daemon=True)
+        self.beat = 0
+        self.published_rows = 0
+        self.lost: errors.LeaseLost | None = None
+
+    def start(self) -> None:
+        self.beat = self._lease.renew(self.published_rows)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and give the lease back."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.lost is None:
+            self._lease.release()
+        self._lease.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            try:
+                self.beat = self._lease.renew(self.published_rows)
+            except errors.LeaseLost as lost:
+                self.lost = lost
+                return
+            except errors.InstepError:
+                continue  # the session meets the same error, or the lease expires
+
+
+class RelaySession:
+    """One session. `run` returns when it is asked to stop, or at the end of `once`."""
+
+    def __init__(
+        self,
+        name: str,
+        relay: settings.Relay,
+        cluster: connection.Cluster,
+        keeper: LeaseKeeper,
+        *,
+        stop: threading.Event,
+        say: Say,
+        progress: RelayProgress,
+    ) -> None:
+        self._name, self._relay, self._cluster = name, relay, cluster
+        self._keeper, self._stop, self._say = keeper, stop, say
+        self.progress = progress
+        self._position: RelayPosition
+
+    def run(self, lease: Lease, *, once: bool) -> None:
+        """Publish until asked to stop; with `once`, until the outbox is empty."""
+        with ExitStack() as resources:
+            bytes_max = relay_writer.record_bytes_max(self._cluster, self._relay.topic)
+            self._rows_max = max(1, min(self._relay.batch_rows_max, bytes_max // BYTES_PER_ID))
+            self._rows_least = self._limit = min(ROWS_LEAST, self._rows_max)
+            writer = RelayWriter(
+                self._cluster,
+                self._name,
+                self._relay.topic,
+                guarantee=self._relay.guarantee,
+                record_bytes_max=bytes_max,
+                is_stopped=self._stop.is_set,
+            )
+            resources.callback(writer.close)
+            writer.start()
+            self._topic = topics.describe(self._cluster, self._relay.topic)
+            self._identity = TopicIdentity(
+                self._cluster.kafka,
+                self._cluster.bootstrap,
+                self._topic.name,
+                self._topic.id,
+                len(self._topic.partitions),
+            )
+            resources.callback(self._identity.close)
+            self._writer = writer
+            self._find_position(lease)
+            self._publish_while_reachable(lease, once=once)
+
+    # --- the position --------------------------------------------------------------------------
+
+    def _find_position(self, lease: Lease) -> None:
+        """Read the position; a relay that never published gets its first one."""
+        row = lease.read()
+        found = relay_writer.read_position(self._cluster, self._name)
+        if found is not None:
+            self._position = positions.decode(found, self._name)
+            self._check_topic()
+            self._check_source(row)  # before anything is written to a wrong source
+        elif row.started:
+            raise errors.PositionMissing(
+                f"relay {self._name!r} has published before, but topic"
+                f" {relay_writer.position_topic(self._name)!r} has no position"
+            )
+        else:
+            reader = sources.open_reader(self._relay, self._name)
+            try:
+                self._position = positions.new(
+                    row,
+                    self._topic,
+                    reader.first_position(),
+                    sequence=row.sequence,
+                    beat=self._keeper.beat,
+                )
+            finally:
+                reader.close()
+            self._writer.begin()
+            self._writer.commit(positions.encode(self._position))
+        if not row.started:
+            # Only now may rows be published: a missing position is a loss from here on.
+            lease.mark_started()
+        self._keeper.published_rows = self._position.rows
+
+    def _check_topic(self) -> None:
+        known, now = self._position, self._topic
+        if (known.cluster_id, known.topic_id) != (now.cluster_id, now.id):
+            raise errors.OutputTopicChanged(
+                f"topic {now.name!r} is not the one that relay {self._name!r} published to:"
+                " it was deleted and created again, or this is another cluster"
+            )
+        if known.partitions != len(now.partitions):
+            raise errors.OutputTopicChanged(
+                f"topic {now.name!r} has {len(now.partitions)} partitions, and had"
+                f" {known.partitions}: documents would move to other partitions, and their order"
+                " would be lost"
+            )
+
+    def _check_source(self, row: LeaseRow) -> None:
+        if row.source_id != self._position.source_id:
+            raise restored(self._name, "it is another database, or its tables were created again")
+        if row.beat < self._position.beat:
+            raise restored(
+                self._name,
+                f"its lease was renewed {row.beat} times, and {self._position.beat} times when"
+                " the relay last published",
+            )
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    def _publish_while_reachable(self, lease: Lease, *, once: bool) -> None:
+        while not self._stop.is_set():
+            try:
+                row = lease.read()
+                self._check_source(row)
+                with ExitStack() as resources:
+                    reader = sources.open_reader(self._relay, self._name)
+                    resources.callback(reader.close)
+                    reader.recover(Found(self._position.sequence, self._position.reader), row)
+                    self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
+                    pool = ThreadPoolExecutor(1, "instep-relay-reader")
+                    resources.callback(pool.shutdown)
+                    self._publish(reader, pool, once=once)
+                return
+            except (errors.Unreachable, errors.Transient) as error:
+                if isinstance(error, errors.BrokerUnreachable):
+                    raise errors.RelaySessionEnded(error.what) from error
+                self._writer.abort()
+                self.progress.state = "waiting for the source"
+                self._say(f"{self._name}: {error.what}; trying again")
+                self._stop.wait(RECONNECT_S)
+
+    def _publish(self, reader: OutboxReader, pool: ThreadPoolExecutor, *, once: bool) -> None:
+        pause_s = PAUSE_S
+        cleaning: Future[None] | None = None
+        batch = reader.next(self._limit)
+        while not self._stop.is_set():
+            if self._keeper.lost is not None:
+                raise self._keeper.lost
+            if batch is None:
+                if once:
+                    break
+                self.progress.state = "idle"
+                self._stop.wait(pause_s)
+                pause_s = min(pause_s * 2, self._relay.poll_ms_max / 1_000)
+                if pool.submit(reader.has_news).result():
+                    batch = pool.submit(reader.next, self._limit).result()
+                continue
+            pause_s = PAUSE_S
+            self.progress.state = "publishing"
+            self._adapt(len(batch.rows))
+            published = self._add(batch, reader, pool)
+            following = pool.submit(reader.next, self._limit)
+            try:
+                if cleaning is not None:
+                    cleaning.result()  # the batch before this one must be deleted by now
+                self._commit(batch, published)
+            except BaseException:
+                following.cancel()
+                raise
+            batch = following.result()
+            cleaning = pool.submit(reader.done, self._position.sequence)
+        if cleaning is not None:
+            cleaning.result()
+
+    def _adapt(self, count: int) -> None:
+        """Read more rows at once while there is a backlog."""
+        if count >= self._limit:
+            self._limit = min(self._limit * 4, self._rows_max)
+        elif count < self._limit // 8:
+            self._limit = max(self._limit // 2, self._rows_least)
+
+    def _add(self, batch: Batch, reader: OutboxReader, pool: ThreadPoolExecutor) -> int:
+        """Add the rows to a new transaction; return how many were not refused."""
+        self._writer.begin()
+        add, build_value, build_headers = (
+            self._writer.add,
+            self._builder.value,
+            self._builder.headers,
+        )
+        published = 0
+        for row in batch.rows:
+            try:
+                add(_key(row), build_value(row), build_headers(row))
+                published += 1
+            except RecordRefused as refused:
+                self._refuse(row, str(refused), reader, pool)
+        return published
+
+    def _refuse(
+        self, row: OutboxRow, reason: str, reader: OutboxReader, pool: ThreadPoolExecutor
+    ) -> None:
+        size = len(row.value or b"")
+        what = (
+            f"row {row.id} of document {row.document!r} has {size:,} bytes, which topic"
+            f" {self._relay.topic!r} does not accept: {reason}"
+        )
+        if self._relay.too_large == "stop":
+            raise errors.RecordTooLarge(what)
+        pool.submit(reader.keep_dead, row, what).result()
+        self.progress.dead += 1
+        self._say(f"{self._name}: {what}; kept in instep_outbox_dead")
+
+    def _commit(self, batch: Batch, published: int) -> None:
+        if not self.progress.transactions:
+            # Only now does the client know the partitions. They are confirmed below.
+            self._writer.settle()
+        self._identity.ask()
+        following = msgspec.structs.replace(
+            self._position,
+            sequence=self._position.sequence + 1,
+            rows=self._position.rows + published,
+            beat=self._keeper.beat,
+            reader=batch.position,
+        )
+        if not self._identity.is_confirmed():
+            self._topic = topics.describe(self._cluster, self._relay.topic)
+            self._check_topic()
+        self._writer.commit(positions.encode(following))
+        self._position = following
+        self._keeper.published_rows = following.rows
+        self.progress.rows += published
+        self.progress.transactions += 1
+
+
+def _key(row: OutboxRow) -> bytes:
+    try:
+        return event.key(row.document)
+    except ValueError as failure:
+        raise errors.SettingsError(
+            f"row {row.id} of the outbox: {failure}",
+            "correct the row, or delete it, then start the relay again",
+        ) from failure

@@ -1,0 +1,20 @@
+"""The source databases of relays: outbox table, lease and readers, one way to read per database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from instep import settings
+    from instep.sources.outbox_reader import OutboxReader
+
+
+def open_reader(relay: settings.Relay, name: str) -> OutboxReader:
+    """Open the outbox of a relay. The source's URL decides how it is read."""
+    if relay.source.startswith("postgres"):
+        from instep.sources.snapshot_reader import SnapshotReader
+
+        return SnapshotReader(relay, name)
+    from instep.sources.id_reader import IdReader
+
+    return IdReader(relay, name)

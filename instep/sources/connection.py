@@ -1,0 +1,199 @@
+"""One connection to a source database: plain statements, and errors as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from instep import errors
+from instep.sinks import inspection, target
+
+SQLITE_BUSY_MS = 10_000
+# the database's own clock, in seconds since 1970
+CLOCKS = {
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "extract(epoch FROM clock_timestamp())::double precision",
+    "mysql": "UNIX_TIMESTAMP(SYSDATE(6))",
+    "mariadb": "UNIX_TIMESTAMP(SYSDATE(6))",
+}
+
+
+class SourceConnection:
+    """A connection in autocommit mode. For use by one thread at a time.
+
+    In statements, `?` is a value.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.url = source_url(source)
+        self._resources = ExitStack()
+        with source_errors():
+            opened = self._resources.enter_context(inspection.connection(self.url))
+        self.dialect = opened.dialect
+        self.clock = CLOCKS[self.dialect.name]
+        self.driver: Any = opened.connection.driver_connection
+        self._mark = "?" if self.dialect.name == "sqlite" else "%s"
+        self._file: tuple[Path, int] | None = None
+        self._ready: dict[str, str] = {}
+        with self._translated():
+            self._prepare(opened)
+
+    def _prepare(self, opened: sa.Connection) -> None:
+        match self.dialect.name:
+            case "sqlite":
+                self.driver.isolation_level = None
+                self.driver.execute(f"PRAGMA busy_timeout = {SQLITE_BUSY_MS}")
+                self.driver.execute("PRAGMA synchronous = FULL")  # of our own commits
+                path = Path(str(self.url.database))
+                self._file = (path, path.stat().st_ino)
+            case "postgresql":
+                opened.rollback()
+                self.driver.autocommit = True
+                self.driver.execute("SET lock_timeout = '10s'")
+                # A crash of the server must not undo a renewal of the lease that the position
+                # knows: it would look like a restored source.
+                self.driver.execute(
+                    "SELECT set_config('synchronous_commit', 'on', false)"
+                    " WHERE current_setting('synchronous_commit') = 'off'"
+                )
+            case _:
+                self.driver.autocommit(True)
+                self.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                self.execute("SET SESSION innodb_lock_wait_timeout = 10")
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement and return the number of rows that it changed."""
+        with self._translated():
+            cursor = self.driver.cursor()
+            try:
+                cursor.execute(self._sql(statement), tuple(parameters))
+                return int(cursor.rowcount)
+            finally:
+                cursor.close()
+
+    def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement once for each row."""
+        with self._translated():
+            cursor = self.driver.cursor()
+            try:
+                cursor.executemany(self._sql(statement), rows)
+            finally:
+                cursor.close()
+
+    def run(self, statement: str) -> None:
+        """Run a statement without values, in which ? and % have no special meaning."""
+        with self._translated():
+            cursor = self.driver.cursor()
+            try:
+                cursor.execute(statement)
+            finally:
+                cursor.close()
+
+    def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows."""
+        with self._translated():
+            cursor = self.driver.cursor()
+            try:
+                cursor.execute(self._sql(statement), tuple(parameters))
+                return list(cursor.fetchall())
+            finally:
+                cursor.close()
+
+    def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a query with one row, and return its first column."""
+        return self.select(statement, parameters)[0][0]
+
+    @contextmanager
+    def transaction(self, begin: str = "BEGIN") -> Iterator[None]:
+        """Commit everything or nothing."""
+        self.execute(begin)
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with suppress(errors.InstepError):  # the first error is the one that counts
+                self.execute("ROLLBACK")
+            raise
+
+    def refuse_replaced(self) -> None:
+        """Raise DatabaseUnreachable if the SQLite file was replaced: this one is the old file."""
+        if self._file is None:
+            return
+        path, inode = self._file
+        try:
+            is_same = path.stat().st_ino == inode
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise errors.DatabaseUnreachable(
+                f"the database file {path} was replaced or removed", "restore it"
+            )
+
+    def close(self) -> None:
+        """Close the connection. Never raises."""
+        with suppress(Exception):
+            self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sql(self, statement: str) -> str:
+        ready = self._ready.get(statement)
+        if ready is None:
+            ready = self._ready[statement] = statement.replace("?", self._mark)
+        return ready
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except errors.InstepError:
+            raise
+        except Exception as error:
+            ours = inspection.translate(self.url, error)
+            if ours is None:
+                raise
+            with source_errors():
+                raise ours from error
+
+
+def source_url(source: str) -> sa.URL:
+    """Return the URL of a source database."""
+    with source_errors():
+        return target.database_url(source)
+
+
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Give errors of a database the words and the remedies of a relay's source."""
+    try:
+        yield
+    except errors.TargetChanged as error:
+        raise errors.SettingsError(
+            error.what, "create what is missing: instep relay init"
+        ) from error
+    except errors.TargetReadOnly as error:
+        # A relay waits: during a failover the address may lead to a replica for a while.
+        raise errors.DatabaseUnreachable(
+            error.what, "make the database writable, or set `source` to the writable one"
+        ) from error
+    except (errors.PermissionLost, errors.NotAuthorised) as error:
+        raise errors.NotAuthorised(
+            error.what,
+            "give the user of `source` the right to read the outbox and delete from it, to"
+            " truncate its partitions, and to write instep_relays and instep_outbox_dead",
+        ) from error
+    except (errors.SettingsError, errors.Unreachable) as error:
+        texts = [
+            re.sub(r"(the |SQLite |`)target\b", r"\1source", text)
+            for text in (error.what, error.remedy)
+        ]
+        raise type(error)(*texts) from error

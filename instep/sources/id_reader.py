@@ -1,0 +1,190 @@
+"""Read the outbox of MariaDB, MySQL or SQLite by ids; published rows are deleted.
+
+A row may be committed after one with a higher id. So a read begins at the first row that exists,
+never behind the highest id seen. The rows that were returned and are not deleted yet are skipped.
+On SQLite there is one writer, so ids are in commit order.
+
+The deletion of a batch also writes the batch's number to the relay's row. This shows at a new
+session whether the last batch was deleted, and reveals a source that was restored from a backup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from instep import errors, settings
+from instep.sinks.stored_values import chunks
+from instep.sources.lease import LeaseRow
+from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
+
+DELETED_AT_ONCE = 5_000  # ids of one statement
+SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+
+
+class IdReader(OutboxReader):
+    """Reads by ids, in transactions that see one state of the table."""
+
+    def __init__(self, relay: settings.Relay, name: str) -> None:
+        super().__init__(relay, name)
+        self._is_sqlite = self._opened.dialect.name == "sqlite"
+        self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
+        self._data_version: int | None = None
+
+    def first_position(self) -> dict[str, Any]:
+        return _position([])
+
+    def last_position(self) -> dict[str, Any]:
+        return _position(
+            self._rows(
+                self._opened.select(
+                    f"SELECT {self._columns} FROM {self._table} ORDER BY {self._id}"
+                )
+            )
+        )
+
+    def recover(self, found: Found, lease: LeaseRow) -> None:
+        """Delete the last published batch, if its rows are still there and are the same."""
+        self._taken.clear()
+        self._data_version = None
+        ranges = found.position["ranges"]
+        rows = self._within(ranges)
+        if lease.sequence == found.sequence:
+            if rows:
+                raise restored(
+                    self._name, f"row {rows[0].id} has an id that was published and deleted"
+                )
+            return
+        if lease.sequence != found.sequence - 1:
+            raise restored(
+                self._name,
+                f"it knows transaction {lease.sequence}, and Kafka has transaction"
+                f" {found.sequence}",
+            )
+        if _digest(rows) != found.position["digest"]:
+            raise restored(
+                self._name, "the rows that were published last are missing or have changed"
+            )
+        self._delete([row.id for row in rows], found.sequence)
+
+    def next(self, limit: int) -> Batch | None:
+        rows = self._read(limit)
+        if not rows:
+            return None
+        self._taken.append([row.id for row in rows])
+        return Batch(rows, _position(rows))
+
+    def done(self, sequence: int) -> None:
+        self._delete(self._taken[0], sequence)
+        self._taken.popleft()
+
+    def has_news(self) -> bool:
+        if not self._is_sqlite:
+            return True
+        self._opened.refuse_replaced()
+        version = int(self._opened.value("PRAGMA data_version"))
+        changed, self._data_version = version != self._data_version, version
+        return changed
+
+    def _read(self, limit: int) -> list[OutboxRow]:
+        if not self._taken:
+            return self._page(0, limit)
+        last = max(ids[-1] for ids in self._taken)
+        if self._is_sqlite:
+            return self._page(last, limit)
+        # Rows with lower ids that were committed meanwhile belong before the others: the same
+        # document may be in both. One snapshot shows both.
+        with self._opened.transaction(SNAPSHOT):
+            taken = {id_ for ids in self._taken for id_ in ids}
+            seen = self._opened.select(
+                f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ?", (last,)
+            )
+            late = sorted(id_ for (id_,) in seen if id_ not in taken)[:limit]
+            rows = [row for ids in chunks(late, DELETED_AT_ONCE) for row in self._by_id(ids)]
+            if len(rows) < limit:
+                rows += self._page(last, limit - len(rows))
+        return rows
+
+    def _page(self, after: int, limit: int) -> list[OutboxRow]:
+        return self._rows(
+            self._opened.select(
+                f"SELECT {self._columns} FROM {self._table}"
+                f" WHERE {self._id} > ? ORDER BY {self._id} LIMIT ?",
+                (after, limit),
+            )
+        )
+
+    def _by_id(self, ids: Sequence[int]) -> list[OutboxRow]:
+        marks = ", ".join("?" * len(ids))
+        return self._rows(
+            self._opened.select(
+                f"SELECT {self._columns} FROM {self._table} WHERE {self._id} IN ({marks})"
+                f" ORDER BY {self._id}",
+                ids,
+            )
+        )
+
+    def _within(self, ranges: list[list[int]]) -> list[OutboxRow]:
+        """Return the rows whose ids are in one of the ranges."""
+        if not ranges:
+            return []
+        found = self._rows(
+            self._opened.select(
+                f"SELECT {self._columns} FROM {self._table} WHERE {self._id} BETWEEN ? AND ?"
+                f" ORDER BY {self._id}",
+                (ranges[0][0], ranges[-1][1]),
+            )
+        )
+        published = {id_ for first, last in ranges for id_ in range(first, last + 1)}
+        return [row for row in found if row.id in published]
+
+    def _delete(self, ids: list[int], sequence: int) -> None:
+        """Delete rows by their keys, and record the number of their transaction."""
+        ranges = _ranges(ids)
+        with self._opened.transaction("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"):
+            if len(ranges) * 8 <= len(ids) or len(ranges) == 1:
+                for first, last in ranges:
+                    self._opened.execute(
+                        f"DELETE FROM {self._table} WHERE {self._id} BETWEEN ? AND ?", (first, last)
+                    )
+            else:
+                for chunk in chunks(ids, DELETED_AT_ONCE):
+                    marks = ", ".join("?" * len(chunk))
+                    self._opened.execute(
+                        f"DELETE FROM {self._table} WHERE {self._id} IN ({marks})", chunk
+                    )
+            changed = self._opened.execute(
+                f"UPDATE {self._lease_table} SET sequence = ? WHERE relay = ? AND sequence = ?",
+                (sequence, self._name, sequence - 1),
+            )
+            if changed != 1:
+                raise errors.RelaySessionEnded(
+                    f"another process has changed the row of relay {self._name!r} meanwhile"
+                )
+
+
+def _position(rows: list[OutboxRow]) -> dict[str, Any]:
+    return {"ranges": _ranges([row.id for row in rows]), "digest": _digest(rows)}
+
+
+def _ranges(ids: Sequence[int]) -> list[list[int]]:
+    """Return ids as ranges of consecutive numbers."""
+    ranges: list[list[int]] = []
+    for id_ in sorted(ids):
+        if ranges and id_ == ranges[-1][1] + 1:
+            ranges[-1][1] = id_
+        else:
+            ranges.append([id_, id_])
+    return ranges
+
+
+def _digest(rows: Sequence[OutboxRow]) -> str:
+    """Return a digest of rows in the order of their ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in sorted(rows, key=lambda row: row.id):
+        digest.update(f"{row.id} {row.document}\0".encode())
+        digest.update(b"-" if row.value is None else row.value)
+        digest.update(b"\0")
+    return digest.hexdigest()

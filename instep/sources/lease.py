@@ -1,0 +1,123 @@
+"""The lease of a relay: which process should work.
+
+It only says who works; the transactional id in Kafka fences a process that ignores it. The lease
+is a row in the source database, renewed every second. All times are the database's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from instep import errors, settings
+from instep.sinks import target
+from instep.sinks.target import TableName
+from instep.sources import tables
+from instep.sources.connection import SourceConnection
+
+INTERVAL_S = 1.0
+
+
+class LeaseRow(msgspec.Struct, frozen=True):
+    """A relay's row in the source database."""
+
+    source_id: str
+    holder: str | None
+    beat: int
+    started: bool
+    sequence: int
+    published_rows: int
+    silent_s: float
+
+
+class Lease:
+    """The row of one relay. For use by one thread at a time."""
+
+    def __init__(self, relay: settings.Relay, name: str) -> None:
+        self.holder = f"{socket.gethostname()[:200]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._relay, self._name = relay, name
+        self._opened: SourceConnection | None = None
+        self._table = ""
+
+    def read(self) -> LeaseRow:
+        """Return the row; raise SettingsError if `instep relay init` was not run."""
+        with self._connection() as opened:
+            rows = opened.select(
+                "SELECT source_id, holder, beat, started, sequence, published_rows,"
+                f" {opened.clock} - heartbeat_s FROM {self._table} WHERE relay = ?",
+                (self._name,),
+            )
+        if not rows:
+            raise errors.SettingsError(
+                f"the source database does not know relay {self._name!r}",
+                "create its tables and its row: instep relay init",
+            )
+        source_id, holder, beat, started, sequence, published_rows, silent_s = rows[0]
+        return LeaseRow(
+            source_id, holder, beat, bool(started), sequence, published_rows, float(silent_s)
+        )
+
+    def claim(self) -> bool:
+        """Take the lease if nobody has it, or if its holder is silent."""
+        row = self.read()
+        if row.holder not in (None, self.holder) and row.silent_s < self._relay.take_over_s:
+            return False
+        return self._update("holder = ?, beat = beat + 1", (self.holder,), "beat = ?", (row.beat,))
+
+    def renew(self, published_rows: int) -> int:
+        """Renew the lease and return its number; raise LeaseLost if another process has it."""
+        if not self._update(
+            "beat = beat + 1, published_rows = ?",
+            (published_rows,),
+            "holder = ?",
+            (self.holder,),
+        ):
+            raise errors.LeaseLost(f"another process of relay {self._name!r} has taken over")
+        return self.read().beat
+
+    def mark_started(self) -> None:
+        """Record that the relay may have published something."""
+        if not self._update("started = 1", (), "holder = ?", (self.holder,)):
+            raise errors.LeaseLost(f"another process of relay {self._name!r} has taken over")
+
+    def release(self) -> None:
+        """Give the lease back, so that a standby takes over at once."""
+        with suppress(Exception):  # it expires by itself
+            self._update("holder = NULL", (), "holder = ?", (self.holder,))
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+
+    def _update(
+        self, change: str, values: tuple[Any, ...], condition: str, of: tuple[Any, ...]
+    ) -> bool:
+        with self._connection() as opened:
+            changed = opened.execute(
+                f"UPDATE {self._table} SET {change}, heartbeat_s = {opened.clock}"
+                f" WHERE relay = ? AND {condition}",
+                (*values, self._name, *of),
+            )
+        return changed == 1
+
+    @contextmanager
+    def _connection(self) -> Iterator[SourceConnection]:
+        """Yield the connection, and close it after an error."""
+        if self._opened is None:
+            self._opened = SourceConnection(self._relay.source)
+            name = TableName(target.table_name(self._relay.outbox).schema, tables.LEASE_TABLE)
+            self._table = tables.quoted(self._opened.dialect, name)
+        try:
+            self._opened.refuse_replaced()
+            yield self._opened
+        except BaseException:
+            self.close()
+            raise

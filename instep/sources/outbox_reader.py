@@ -1,0 +1,141 @@
+"""Read an outbox in commit order per document: what every way of reading has in common.
+
+A reader is ahead of what is published: it remembers which rows it has returned, and `recover` sets
+it back to a published position. The position is plain data that the relay stores in Kafka together
+with the rows.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from instep import errors, settings
+from instep.sinks import target
+from instep.sources import tables
+from instep.sources.connection import SourceConnection
+from instep.sources.lease import LeaseRow
+
+
+class OutboxRow(msgspec.Struct, frozen=True):
+    """A row of the outbox. Without a value it deletes its document."""
+
+    id: int
+    document: str
+    value: bytes | None
+    headers: str | None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Rows, and the position of the reader behind them."""
+
+    rows: list[OutboxRow]
+    position: dict[str, Any]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What Kafka knows of a relay's last transaction: its number, and the reader's position."""
+
+    sequence: int
+    position: dict[str, Any]
+
+
+class OutboxReader(abc.ABC):
+    """Reads an outbox. For use by one thread at a time."""
+
+    def __init__(self, relay: settings.Relay, name: str) -> None:
+        self._relay, self._name = relay, name
+        self._opened = self._writing = SourceConnection(relay.source)
+        dialect = self._opened.dialect
+        self._schema = target.table_name(relay.outbox).schema
+        self._table = tables.quoted(dialect, target.table_name(relay.outbox))
+        self._dead_table = tables.quoted(dialect, target.TableName(self._schema, tables.DEAD_TABLE))
+        self._lease_table = tables.quoted(
+            dialect, target.TableName(self._schema, tables.LEASE_TABLE)
+        )
+        quote = dialect.identifier_preparer.quote_identifier
+        columns = relay.columns
+        self._id = quote(columns.id)
+        headers = "NULL" if columns.headers is None else quote(columns.headers)
+        self._columns = f"{self._id}, {quote(columns.document)}, {quote(columns.value)}, {headers}"
+
+    @abc.abstractmethod
+    def first_position(self) -> dict[str, Any]:
+        """Return the position before all rows that the outbox has now."""
+
+    @abc.abstractmethod
+    def last_position(self) -> dict[str, Any]:
+        """Return the position behind all rows that the outbox has now."""
+
+    @abc.abstractmethod
+    def recover(self, found: Found, lease: LeaseRow) -> None:
+        """Continue behind a published position; raise a named stop if that is not safe."""
+
+    @abc.abstractmethod
+    def next(self, limit: int) -> Batch | None:
+        """Return the next rows, at most `limit`; None if there are none."""
+
+    @abc.abstractmethod
+    def done(self, sequence: int) -> None:
+        """Clean up after the oldest batch that was returned and is published now."""
+
+    def has_news(self) -> bool:
+        """Return whether there may be new rows; a cheap question where the database has one."""
+        return True
+
+    def adopt(self) -> None:  # noqa: B027 - most databases need nothing
+        """Make rows that come from another database readable here. Only a person decides this."""
+
+    def keep_dead(self, row: OutboxRow, reason: str) -> None:
+        """Keep a row that the topic does not accept. Keeping it twice changes nothing."""
+        known = self._writing.select(
+            f"SELECT 1 FROM {self._dead_table} WHERE relay = ? AND id = ?", (self._name, row.id)
+        )
+        if not known:
+            self._writing.execute(
+                f"INSERT INTO {self._dead_table}"
+                " (relay, id, document, value, headers, reason, at_s)"
+                f" VALUES (?, ?, ?, ?, ?, ?, {self._writing.clock})",
+                (self._name, row.id, row.document, row.value, row.headers, reason),
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._opened.close()
+
+    def _rows(self, found: Sequence[Sequence[Any]]) -> list[OutboxRow]:
+        return [
+            OutboxRow(
+                id_,
+                document if type(document) is str else _text(document),
+                value if value is None or type(value) is bytes else _bytes(value),
+                headers if headers is None or type(headers) is str else _text(headers),
+            )
+            for id_, document, value, headers in found
+        ]
+
+
+def _text(value: Any) -> str:
+    """Return the text of a column that the driver does not return as text."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode()
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value).decode()
+    return str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    """Return the bytes of a column that the driver does not return as bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return _text(value).encode()
+
+
+def restored(name: str, why: str) -> errors.SourceRestored:
+    """Return the stop for a source that is older than what was published from it."""
+    return errors.SourceRestored(
+        f"the source of relay {name!r} is not what it was when the relay last published: {why}"
+    )

@@ -1,0 +1,292 @@
+"""Read the outbox of PostgreSQL by snapshots: nothing is marked, updated or deleted.
+
+Each row carries the id of its transaction. A tick reads the rows that are visible in the current
+snapshot and were not visible in the published one, in the order of their ids. A transaction that
+commits late is in no published snapshot, so it is read then, however low its ids are.
+
+Order by transaction id would be wrong: a document's second change may come from a transaction that
+began before the first one's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from instep import errors, settings
+from instep.sinks import target
+from instep.sources import tables
+from instep.sources.connection import SourceConnection
+from instep.sources.lease import LeaseRow
+from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
+
+NOTHING = "1:1:"  # the snapshot in which no transaction is visible
+FLUSH_WAIT_S = 0.002
+CLEAN_UP_INTERVAL_S = 1.0
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+class SnapshotReader(OutboxReader):
+    """Reads by snapshots, with a cursor in a read-only transaction."""
+
+    def __init__(self, relay: settings.Relay, name: str) -> None:
+        super().__init__(relay, name)
+        self._xid = self._opened.dialect.identifier_preparer.quote_identifier(
+            relay.columns.transaction
+        )
+        # for what cannot run inside a tick, which is a read-only transaction
+        self._side = self._writing = SourceConnection(relay.source)
+        self._identity = self._server()
+        self._has_ring = bool(
+            self._side.value(
+                "SELECT count(*) FROM pg_inherits WHERE inhparent = ?::regclass", (self._table,)
+            )
+        )
+        self._seen = NOTHING  # everything visible in it was returned
+        self._tick: str | None = None  # the snapshot that is being read
+        self._is_open = False
+        self._last_id = 0
+        self._lsn = "0/0"
+        # Of each batch that is returned and not published: the snapshot of which everything is
+        # published with it, and its highest id.
+        self._returned: deque[tuple[str, int]] = deque()
+        self._cleanable: tuple[str, int] | None = None
+        self._cleaned_at = time.monotonic()
+
+    def first_position(self) -> dict[str, Any]:
+        return {**self._facts(), "seen": NOTHING}
+
+    def last_position(self) -> dict[str, Any]:
+        snapshot = str(self._side.value("SELECT pg_current_snapshot()::text"))
+        return {**self._facts(), "seen": snapshot}
+
+    def recover(self, found: Found, lease: LeaseRow) -> None:
+        """Check that the server is the one that the position knows, and has lost nothing."""
+        del lease
+        self._end_tick()
+        self._returned.clear()
+        position = found.position
+        self._refuse_other_server(position)
+        self._seen, self._lsn = position["seen"], position["lsn"]
+        if "tick" in position:
+            self._tick, self._last_id = position["tick"], position["last_id"]
+            self._open_cursor(
+                f"pg_visible_in_snapshot({self._xid}, ?::pg_snapshot) AND {self._id} > ?",
+                (self._tick, self._last_id),
+            )
+
+    def next(self, limit: int) -> Batch | None:
+        if not self._is_open and not self._begin_tick():
+            return None
+        rows = self._fetch(limit)
+        if len(rows) < limit:
+            self._finish_tick()
+            position: dict[str, Any] = {"seen": self._seen}
+        else:
+            self._last_id = rows[-1].id
+            position = {"seen": self._seen, "tick": self._tick, "last_id": self._last_id}
+        if not rows:
+            return None
+        self._returned.append((self._seen, rows[-1].id))
+        return Batch(rows, {**self._facts(), **position})
+
+    def done(self, sequence: int) -> None:
+        """Remove published rows from time to time."""
+        del sequence
+        self._cleanable = self._returned.popleft()
+        self.clean_up()
+
+    def has_news(self) -> bool:
+        self.clean_up()
+        return True
+
+    def adopt(self) -> None:
+        """Give rows with transaction ids of another cluster the id of a transaction of this one."""
+        self._side.execute(
+            f"UPDATE {self._table} SET {self._xid} = pg_current_xact_id()"
+            f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot())"
+        )
+
+    def close(self) -> None:
+        self._side.close()
+        super().close()
+
+    # --- ticks ---------------------------------------------------------------------------------
+
+    def _begin_tick(self) -> bool:
+        """Take a snapshot; return whether it may show rows that were not returned yet."""
+        self._opened.execute(BEGIN)
+        self._is_open = True
+        snapshot, lsn, is_foreign = self._opened.select(
+            "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text,"
+            f" EXISTS (SELECT 1 FROM {self._table}"
+            f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot()))"
+        )[0]
+        if is_foreign:
+            self._end_tick()
+            raise errors.ForeignTransactions(
+                f"the outbox of relay {self._name!r} has rows with transaction ids that this"
+                " server has not given out yet"
+            )
+        self._tick, self._last_id = snapshot, 0
+        if snapshot == self._seen:
+            self._end_tick()
+            return False
+        self._open_cursor("TRUE", ())
+        self._lsn = lsn
+        return True
+
+    def _open_cursor(self, condition: str, parameters: tuple[Any, ...]) -> None:
+        if not self._is_open:
+            self._opened.execute(BEGIN)
+            self._is_open = True
+        self._opened.execute(
+            f"DECLARE instep_tick NO SCROLL CURSOR FOR SELECT {self._columns} FROM {self._table}"
+            f" WHERE ({self._xid} >= pg_snapshot_xmax(?::pg_snapshot)"
+            f" OR {self._xid} = ANY (ARRAY(SELECT pg_snapshot_xip(?::pg_snapshot))))"
+            f" AND {condition} ORDER BY {self._id}",
+            (self._seen, self._seen, *parameters),
+        )
+
+    def _fetch(self, limit: int) -> list[OutboxRow]:
+        rows = self._rows(self._opened.select(f"FETCH FORWARD {limit:d} FROM instep_tick"))
+        if rows:
+            self._wait_durable()
+        return rows
+
+    def _wait_durable(self) -> None:
+        """Wait until what the tick shows is on disk.
+
+        With synchronous_commit = off a transaction is visible before that, and a crash of the
+        server would undo what was published.
+        """
+        behind = "SELECT pg_current_wal_flush_lsn() < ?::pg_lsn"
+        if not self._side.value(behind, (self._lsn,)):
+            return
+        time.sleep(FLUSH_WAIT_S)
+        if self._side.value(behind, (self._lsn,)):
+            # A commit of our own makes the server write its log up to here.
+            self._side.select("SELECT pg_logical_emit_message(true, 'instep', '')")
+
+    def _finish_tick(self) -> None:
+        """Count everything that the tick showed as returned."""
+        assert self._tick is not None
+        self._seen = self._tick
+        self._end_tick()
+
+    def _end_tick(self) -> None:
+        self._tick, self._last_id = None, 0
+        if self._is_open:
+            self._is_open = False
+            self._opened.execute("ROLLBACK")
+
+    # --- the server ----------------------------------------------------------------------------
+
+    def _server(self) -> tuple[str, int]:
+        """Return the server's identity and its timeline."""
+        system, timeline = self._side.select(
+            "SELECT (SELECT system_identifier::text FROM pg_control_system()),"
+            " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int"
+        )[0]
+        return system, timeline
+
+    def _facts(self) -> dict[str, Any]:
+        system, timeline = self._identity
+        return {"system": system, "timeline": timeline, "lsn": self._lsn}
+
+    def _refuse_other_server(self, position: dict[str, Any]) -> None:
+        system, timeline = self._identity
+        if position["system"] != system:
+            raise errors.ForeignTransactions(
+                f"the source of relay {self._name!r} is another PostgreSQL cluster: the"
+                " transaction ids in the outbox mean nothing there"
+            )
+        if timeline != position["timeline"]:
+            self._refuse_lost_end(position, timeline)
+        if self._side.value("SELECT pg_current_wal_insert_lsn() < ?::pg_lsn", (position["lsn"],)):
+            raise restored(self._name, f"its log ends before {position['lsn']}, which was read")
+
+    def _refuse_lost_end(self, position: dict[str, Any], timeline: int) -> None:
+        """After a failover, check that the new server has everything that was read."""
+        switched = None
+        with suppress(errors.InstepError):
+            text = self._side.value("SELECT pg_read_file(?)", (f"pg_wal/{timeline:08X}.history",))
+            switched = _switch_point(text, position["timeline"])
+        if switched is None:
+            raise restored(
+                self._name,
+                f"it is on timeline {timeline} and was on {position['timeline']}, and the user of"
+                " the relay cannot read where the timelines parted (right: pg_read_server_files)",
+            )
+        if self._side.value("SELECT ?::pg_lsn < ?::pg_lsn", (switched, position["lsn"])):
+            raise restored(
+                self._name,
+                f"timeline {timeline} begins at {switched}, before {position['lsn']}, which was"
+                " read",
+            )
+
+    # --- removing published rows ---------------------------------------------------------------
+
+    def clean_up(self) -> None:
+        """Empty the partitions of which every row is published, at most once a second."""
+        now = time.monotonic()
+        if self._cleanable is None or now < self._cleaned_at + CLEAN_UP_INTERVAL_S:
+            return
+        self._cleaned_at = now
+        if self.clean_up_now(*self._cleanable):
+            self._cleanable = None
+
+    def clean_up_now(self, snapshot: str, last_id: int) -> bool:
+        """Empty partitions; return False if somebody used one, so that it has to be tried again.
+
+        The partition of the highest id stays: applications are adding rows to it. From a table
+        that is not partitioned, published rows are deleted.
+        """
+        if not self._has_ring:
+            self._side.execute(
+                f"DELETE FROM {self._table} WHERE {self._id} <= ?"
+                f" AND pg_visible_in_snapshot({self._xid}, ?::pg_snapshot)",
+                (last_id, snapshot),
+            )
+            return True
+        current = (last_id >> tables.PARTITION_BITS) % tables.PARTITIONS
+        parts = tables.partition_names(target.table_name(self._relay.outbox))
+        emptied = [
+            self._empty(tables.quoted(self._opened.dialect, part), snapshot)
+            for number, part in enumerate(parts)
+            if number != current
+        ]
+        return all(emptied)
+
+    def _empty(self, partition: str, snapshot: str) -> bool:
+        """Empty a partition, unless it has rows that are not published.
+
+        Return False if somebody else uses it: the next attempt may succeed.
+        """
+        unpublished = (
+            f"SELECT EXISTS (SELECT 1 FROM {partition}"
+            f" WHERE NOT pg_visible_in_snapshot({self._xid}, ?::pg_snapshot))"
+        )
+        has_rows = f"SELECT EXISTS (SELECT 1 FROM {partition})"
+        if not self._side.value(has_rows) or self._side.value(unpublished, (snapshot,)):
+            return True
+        try:
+            with self._side.transaction():
+                self._side.execute(f"LOCK TABLE {partition} IN ACCESS EXCLUSIVE MODE NOWAIT")
+                # Only under the lock is it certain that no transaction is adding rows.
+                if not self._side.value(unpublished, (snapshot,)):
+                    self._side.execute(f"TRUNCATE {partition}")
+        except errors.Transient:
+            return False
+        return True
+
+
+def _switch_point(history: str, timeline: int) -> str | None:
+    """Return where a timeline ended, from the history file of a later one."""
+    for line in history.splitlines():
+        parts = line.split()
+        if len(parts) >= 2 and parts[0] == str(timeline):
+            return parts[1]
+    return None

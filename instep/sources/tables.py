@@ -1,0 +1,193 @@
+"""The tables of a relay in its source database: outbox, lease, dead letters, and their statements.
+
+The outbox of PostgreSQL is a ring of four partitions by ranges of ids, so that published rows are
+removed by TRUNCATE, which leaves nothing to vacuum.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from instep import settings
+from instep.sinks import inspection, target
+from instep.sinks.target import TableName
+from instep.sources.connection import source_errors, source_url
+
+PARTITIONS = 4
+PARTITION_BITS = 17  # ids of one partition before the next one follows: 131,072
+LEASE_TABLE = "instep_relays"
+DEAD_TABLE = "instep_outbox_dead"
+
+_exact = mysql.VARCHAR(255, collation="utf8mb4_bin")
+DOCUMENT = sa.Text().with_variant(_exact, "mysql", "mariadb")
+CONTENT = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+JSON_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+NAME = sa.String(100).with_variant(mysql.VARCHAR(100, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def lease_table(schema: str | None) -> sa.Table:
+    """Return the table of leases: one row per relay."""
+    return sa.Table(
+        LEASE_TABLE,
+        sa.MetaData(),
+        sa.Column("relay", NAME, primary_key=True),
+        sa.Column("source_id", sa.String(36), nullable=False),
+        sa.Column("holder", sa.String(255)),
+        sa.Column("heartbeat_s", sa.Double, nullable=False),  # by the database's clock
+        sa.Column("beat", sa.BigInteger, nullable=False),
+        sa.Column("started", sa.Integer, nullable=False),  # 1: something may have been published
+        sa.Column("sequence", sa.BigInteger, nullable=False),
+        sa.Column("published_rows", sa.BigInteger, nullable=False),
+        schema=schema,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def dead_table(schema: str | None) -> sa.Table:
+    """Return the table of records that the topic does not accept."""
+    return sa.Table(
+        DEAD_TABLE,
+        sa.MetaData(),
+        sa.Column("relay", NAME, primary_key=True),
+        sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("document", DOCUMENT, nullable=False),
+        sa.Column("value", CONTENT),
+        sa.Column("headers", JSON_TEXT),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("at_s", sa.Double, nullable=False),
+        schema=schema,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def own_tables(relay: settings.Relay) -> list[sa.Table]:
+    """Return the tables beside the outbox."""
+    schema = target.table_name(relay.outbox).schema
+    return [lease_table(schema), dead_table(schema)]
+
+
+def statements(opened: sa.Connection, relay: settings.Relay) -> list[str]:
+    """Return the statements that create what the source database is missing."""
+    name = target.table_name(relay.outbox)
+    view = sa.inspect(opened)
+    found: list[str] = []
+    if not view.has_table(name.name, schema=name.schema):
+        found += outbox_statements(opened.dialect, name)
+    for table in own_tables(relay):
+        if not view.has_table(table.name, schema=table.schema):
+            text = str(sa.schema.CreateTable(table).compile(dialect=opened.dialect))
+            found.append(text.strip())
+    return found
+
+
+def missing(relay: settings.Relay) -> list[str]:
+    """Return what `prepare` would run, and change nothing."""
+    url = source_url(relay.source)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        with sa.create_engine("sqlite://").connect() as opened:
+            return statements(opened, relay)
+    with source_errors(), inspection.connection(url) as opened:
+        return statements(opened, relay)
+
+
+def prepare(relay: settings.Relay, name: str) -> list[str]:
+    """Create what is missing, with the relay's row, and return the statements."""
+    url = source_url(relay.source)
+    with source_errors(), inspection.connection(url, create=True) as opened:
+        if opened.dialect.name == "sqlite":
+            opened.exec_driver_sql("PRAGMA journal_mode = WAL")
+        created = statements(opened, relay)
+        for statement in created:
+            if opened.dialect.paramstyle in ("format", "pyformat"):
+                statement = statement.replace("%", "%%")
+            opened.exec_driver_sql(statement)
+        add_lease(opened, relay, name)
+        opened.commit()
+    return created
+
+
+def remove(relay: settings.Relay, name: str, *, with_own: bool) -> None:
+    """Remove the outbox and the relay's row; with `with_own` also the tables beside it."""
+    outbox = target.table_name(relay.outbox)
+    beside = lease_table(outbox.schema)
+    with source_errors(), inspection.connection(source_url(relay.source)) as opened:
+        opened.exec_driver_sql(f"DROP TABLE IF EXISTS {quoted(opened.dialect, outbox)}")
+        opened.execute(sa.delete(beside).where(beside.c.relay == name))
+        for table in own_tables(relay) if with_own else ():
+            table.drop(opened)
+        opened.commit()
+
+
+def add_lease(opened: sa.Connection, relay: settings.Relay, name: str) -> None:
+    """Add the row of a relay, if it has none."""
+    table = lease_table(target.table_name(relay.outbox).schema)
+    if opened.execute(sa.select(table.c.relay).where(table.c.relay == name)).first():
+        return
+    opened.execute(
+        sa.insert(table).values(
+            relay=name,
+            source_id=str(uuid.uuid4()),
+            heartbeat_s=0.0,
+            beat=0,
+            started=0,
+            sequence=0,
+            published_rows=0,
+        )
+    )
+
+
+def quoted(dialect: sa.Dialect, name: TableName) -> str:
+    """Return a table's name as the database quotes it."""
+    quote = dialect.identifier_preparer.quote_identifier
+    return ".".join(quote(part) for part in (name.schema, name.name) if part is not None)
+
+
+def partition_names(name: TableName) -> list[TableName]:
+    """Return the names of the partitions of PostgreSQL's outbox."""
+    return [TableName(name.schema, f"{name.name}_{number}") for number in range(PARTITIONS)]
+
+
+def outbox_statements(dialect: sa.Dialect, name: TableName) -> list[str]:
+    """Return the statements that create an outbox."""
+    table = quoted(dialect, name)
+    match dialect.name:
+        case "postgresql":
+            index = dialect.identifier_preparer.quote_identifier(f"{name.name}_xid")
+            return [
+                f"CREATE TABLE {table} (\n"
+                "    id bigint GENERATED BY DEFAULT AS IDENTITY (CACHE 1),\n"
+                "    xid xid8 NOT NULL DEFAULT pg_current_xact_id(),\n"
+                "    document text NOT NULL,\n"
+                "    value bytea,\n"
+                "    headers text\n"
+                f") PARTITION BY LIST (((id >> {PARTITION_BITS}) & {PARTITIONS - 1}))",
+                *(
+                    f"CREATE TABLE {quoted(dialect, part)} PARTITION OF {table}"
+                    f" FOR VALUES IN ({number})"
+                    for number, part in enumerate(partition_names(name))
+                ),
+                f"CREATE INDEX {index} ON {table} (xid)",
+            ]
+        case "sqlite":
+            return [
+                f"CREATE TABLE {table} (\n"
+                "    id INTEGER PRIMARY KEY AUTOINCREMENT,\n"
+                "    document TEXT NOT NULL,\n"
+                "    value BLOB,\n"
+                "    headers TEXT\n)"
+            ]
+        case _:
+            return [
+                f"CREATE TABLE {table} (\n"
+                "    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,\n"
+                "    document VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\n"
+                "    value LONGBLOB,\n"
+                "    headers LONGTEXT CHARACTER SET utf8mb4\n"
+                ") ENGINE=InnoDB"
+            ]

@@ -1,0 +1,226 @@
+"""Test the outbox with every kind of connection: the row is part of the caller's transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import aiosqlite
+import asyncpg
+import psycopg
+import psycopg2
+import pymysql
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from instep import Outbox, OutboxColumns, StatusEvent, errors, settings
+from instep.sources import tables
+from tests.support.databases import run_sql
+
+EVENT = StatusEvent(document="C-1", status="PRINTED", version=3, fields={"place": "Zürich"})
+VALUE = {"doc_id": "C-1", "status": "PRINTED", "version": 3, "place": "Zürich"}
+REFUSED = "the connection has no transaction"
+
+
+@pytest.fixture
+def outbox_url(new_database: Callable[[str], str], request: pytest.FixtureRequest) -> str:
+    """Return a database with an outbox."""
+    url = new_database(request.param)
+    tables.prepare(settings.Relay(source=url, topic="t"), "r")
+    return url
+
+
+def stored(url: str) -> list[tuple[str, Any, Any]]:
+    """Return document, decoded value and headers of every row, in order."""
+    rows = run_sql(url, "SELECT document, value, headers FROM instep_outbox ORDER BY id")
+    return [
+        (document, None if value is None else json.loads(bytes(value)), headers)
+        for document, value, headers in rows
+    ]
+
+
+def use(connection: Any) -> None:
+    """Add an event that is rolled back, then an event and a delete that are committed."""
+    outbox = Outbox()
+    outbox.add(connection, EVENT)
+    connection.rollback()
+    outbox.add(connection, EVENT)
+    outbox.delete(connection, "C-2", headers={"trace": "7"})
+    connection.commit()
+
+
+BOTH = [("C-1", VALUE, None), ("C-2", None, '{"trace":"7"}')]
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_sqlite3(outbox_url: str) -> None:
+    file = outbox_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(file)) as connection:
+        use(connection)
+    assert stored(outbox_url) == BOTH
+    with (
+        closing(sqlite3.connect(file, isolation_level=None)) as connection,
+        pytest.raises(errors.SettingsError, match=REFUSED),
+    ):
+        Outbox().add(connection, EVENT)
+
+
+@pytest.mark.parametrize("outbox_url", ["postgres"], indirect=True)
+def test_postgres_drivers(outbox_url: str) -> None:
+    with psycopg.connect(outbox_url) as connection:
+        use(connection)
+    assert stored(outbox_url) == BOTH
+    with psycopg.connect(outbox_url, autocommit=True) as connection:
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            Outbox().add(connection, EVENT)
+        with connection.transaction():
+            Outbox().add(connection, EVENT)
+    with closing(psycopg2.connect(outbox_url)) as other:
+        use(other)
+    assert len(stored(outbox_url)) == 5
+
+
+@pytest.mark.parametrize("outbox_url", ["mariadb"], indirect=True)
+def test_mysql_driver(outbox_url: str) -> None:
+    parts = urlparse(outbox_url)
+    arguments: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username,
+        "database": parts.path[1:],
+    }
+    with closing(pymysql.connect(**arguments)) as connection:
+        use(connection)
+    assert stored(outbox_url) == BOTH
+    with closing(pymysql.connect(**arguments, autocommit=True)) as connection:
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            Outbox().add(connection, EVENT)
+        connection.begin()
+        Outbox().add(connection, EVENT)
+        connection.commit()
+    assert len(stored(outbox_url)) == 3
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+def test_sqlalchemy(outbox_url: str) -> None:
+    url = outbox_url.replace("postgresql:", "postgresql+psycopg:").replace(
+        "mariadb:", "mariadb+pymysql:"
+    )
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            use(connection)
+        with Session(engine) as session:
+            use(session)
+    finally:
+        engine.dispose()
+    assert stored(outbox_url) == BOTH + BOTH
+
+
+async def use_async(connection: Any, rollback: Any, commit: Any) -> None:
+    outbox = Outbox()
+    await outbox.add_async(connection, EVENT)
+    await rollback()
+    await outbox.add_async(connection, EVENT)
+    await outbox.delete_async(connection, "C-2", headers={"trace": "7"})
+    await commit()
+
+
+@pytest.mark.parametrize("outbox_url", ["postgres"], indirect=True)
+def test_asyncio_drivers_of_postgres(outbox_url: str) -> None:
+    async def psycopg_async() -> None:
+        async with await psycopg.AsyncConnection.connect(outbox_url) as connection:
+            await use_async(connection, connection.rollback, connection.commit)
+
+    async def asyncpg_driver() -> None:
+        connection = await asyncpg.connect(outbox_url)
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            await Outbox().add_async(connection, EVENT)
+        async with connection.transaction():
+            await Outbox().add_async(connection, EVENT)
+            await Outbox().delete_async(connection, "C-2", headers={"trace": "7"})
+        await connection.close()
+
+    async def sqlalchemy_asyncio() -> None:
+        engine = create_async_engine(outbox_url.replace("postgresql:", "postgresql+asyncpg:"))
+        async with engine.connect() as connection:
+            await use_async(connection, connection.rollback, connection.commit)
+        await engine.dispose()
+
+    steps: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        psycopg_async,
+        asyncpg_driver,
+        sqlalchemy_asyncio,
+    ]
+    for number, step in enumerate(steps, start=1):
+        asyncio.run(step())
+        assert stored(outbox_url) == BOTH * number
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_aiosqlite(outbox_url: str) -> None:
+    async def main() -> None:
+        async with aiosqlite.connect(outbox_url.removeprefix("sqlite:///")) as connection:
+            await use_async(connection, connection.rollback, connection.commit)
+
+    asyncio.run(main())
+    assert stored(outbox_url) == BOTH
+
+
+DJANGO = """
+import sys, django
+from django.conf import settings
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}
+)
+django.setup()
+from django.db import connection, transaction
+from instep import Outbox, StatusEvent, errors
+
+outbox, event = Outbox(), StatusEvent(document="C-1", status="PRINTED", version=3)
+try:
+    outbox.add(connection, event)
+except errors.SettingsError as refused:
+    print(refused.what)
+with transaction.atomic():
+    outbox.add(connection, event)
+"""
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_django(outbox_url: str, tmp_path: Path) -> None:
+    """In a process of its own: Django has one configuration per process."""
+    script = tmp_path / "use_django.py"
+    script.write_text(DJANGO, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), outbox_url.removeprefix("sqlite:///")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(REFUSED)
+    assert [document for document, _, _ in stored(outbox_url)] == ["C-1"]
+
+
+def test_names_of_tables_and_columns_are_quoted_and_headers_need_a_column() -> None:
+    columns = OutboxColumns(document="the key", value='pay"load', headers=None)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute('CREATE TABLE "our box" ("the key" TEXT, "pay""load" BLOB)')
+        outbox = Outbox("our box", columns)
+        outbox.add(connection, EVENT)
+        assert connection.execute('SELECT "the key" FROM "our box"').fetchall() == [("C-1",)]
+        with pytest.raises(errors.SettingsError, match="no column for headers"):
+            outbox.add(connection, EVENT, headers={"a": "b"})
+        with pytest.raises(errors.SettingsError, match="cannot be sent"):
+            outbox.add(connection, StatusEvent(document="", status="X"))

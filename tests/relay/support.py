@@ -1,0 +1,70 @@
+"""Relays for tests: declared with a topic of their own, run within this process or in another."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep import settings
+from instep.kafka import relay_writer, topics
+from instep.kafka.connection import Cluster
+from instep.relay import relay as relays
+from instep.relay.session import RelayProgress
+
+
+def declare(url: str, cluster: Cluster, **changes: Any) -> tuple[str, settings.Relay]:
+    """Create a topic, and return the name and the settings of a relay to it."""
+    topic = f"relay-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 3)
+    relay_writer.create_position_topic(cluster, topic)
+    return topic, msgspec.convert({"source": url, "topic": topic, **changes}, settings.Relay)
+
+
+def run_once(
+    name: str, relay: settings.Relay, cluster: Cluster, *, once: bool = True
+) -> tuple[RelayProgress, list[str]]:
+    """Publish what the outbox has; return the progress and the messages."""
+    said: list[str] = []
+    progress = RelayProgress()
+    relays.run(
+        name,
+        relay,
+        cluster,
+        once=once,
+        stop=threading.Event(),
+        say=said.append,
+        progress=progress,
+    )
+    return progress, said
+
+
+class RelayProcess:
+    """`instep relay run` in its own process."""
+
+    def __init__(self, folder: Path, name: str, relay: settings.Relay, bootstrap: str) -> None:
+        text = (
+            f"[kafka]\nbootstrap = {bootstrap!r}\n"
+            f"[relays.{name}]\nsource = {relay.source!r}\ntopic = {relay.topic!r}\n"
+        )
+        file = folder / "instep.toml"
+        file.write_text(text, encoding="utf-8")
+        self.log = folder / f"log-{uuid.uuid4().hex[:6]}"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "instep", "relay", "run", name, "--config", str(file)],
+                stderr=log,
+            )
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text(encoding="utf-8")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)

@@ -1,0 +1,154 @@
+"""Test the relay on real databases and a real broker: exactly once, and in order per document."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from instep import errors
+from instep.kafka.connection import Cluster
+from instep.relay.records import RecordBuilder
+from instep.sources import tables
+from instep.sources.outbox_reader import OutboxRow
+from instep.sources.snapshot_reader import SnapshotReader
+from tests.relay.support import RelayProcess, declare, run_once
+from tests.support.databases import run_sql
+from tests.support.print_shop import PrintShop, agrees, difference, published
+from tests.support.waiting import wait_until
+
+
+def test_every_committed_row_is_published_once_and_in_order(
+    database_url: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Kill the relay in the middle, let a standby take over, and end that one by SIGTERM."""
+    name, relay = declare(database_url, cluster)
+    shop = PrintShop(relay, name)
+    first = RelayProcess(tmp_path, name, relay, cluster.bootstrap)
+    try:
+        shop.start(2, 120)
+        wait_until(lambda: bool(published(cluster, relay.topic)), "the first records")
+        standby = RelayProcess(tmp_path, name, relay, cluster.bootstrap)
+        try:
+            wait_until(lambda: standby.said("standing by"), "the standby")
+            first.end(signal.SIGKILL)
+            shop.join()
+            wait_until(agrees(shop, cluster, relay.topic), "all records")
+            assert standby.end() == 0
+            assert standby.said("stopped; this process published")
+        finally:
+            standby.process.kill()
+    finally:
+        shop.stop()
+        first.process.kill()
+    assert not difference(shop, cluster, relay.topic)
+    assert run_once(name, relay, cluster)[0].rows == 0
+
+
+def test_at_least_once_needs_no_transactions(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    name, relay = declare(new_database("sqlite"), cluster, guarantee="at-least-once")
+    shop = PrintShop(relay, name)
+    for seed in range(2):
+        shop.work(20, seed)
+        run_once(name, relay, cluster)
+        assert not difference(shop, cluster, relay.topic)
+
+
+def test_many_rows_are_published_in_batches_that_grow(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    """Fill the outbox beyond one partition of PostgreSQL's ring, and see the ring emptied."""
+    url = new_database("postgres")
+    name, relay = declare(url, cluster)
+    PrintShop(relay, name)
+    for part in range(3):
+        run_sql(
+            url,
+            "INSERT INTO instep_outbox (document, value)"
+            f" SELECT 'd' || (n % 50), convert_to('{{\"version\":' || n || '}}', 'UTF8')"
+            f" FROM generate_series({part * 60_000 + 1}, {(part + 1) * 60_000}) n",
+        )
+    progress, _ = run_once(name, relay, cluster)
+    assert progress.rows == 180_000
+    assert progress.transactions < 20
+    found = published(cluster, relay.topic)
+    assert all(versions == sorted(set(versions)) for versions in found.values())
+    assert sum(map(len, found.values())) == 180_000
+    reader = SnapshotReader(relay, name)
+    try:
+        snapshot = reader.last_position()["seen"]
+        reader.clean_up_now(snapshot, 180_000)
+    finally:
+        reader.close()
+    left = run_sql(url, "SELECT min(id), count(*) FROM instep_outbox")
+    assert left == [(1 << 17, 180_000 - (1 << 17) + 1)]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_an_outbox_with_other_names_can_be_relayed(
+    kind: str, new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    url = new_database(kind)
+    columns = {"id": "seq", "document": "aggregate_id", "value": "payload", "headers": None}
+    name, relay = declare(url, cluster, outbox="events", columns=columns)
+    if kind == "postgres":
+        run_sql(
+            url,
+            "CREATE TABLE events (seq bigserial PRIMARY KEY, aggregate_id text, payload jsonb,"
+            " xid xid8 NOT NULL DEFAULT pg_current_xact_id())",
+        )
+    else:
+        run_sql(
+            url,
+            "CREATE TABLE events (seq bigint AUTO_INCREMENT PRIMARY KEY,"
+            " aggregate_id varchar(20), payload json)",
+        )
+    tables.prepare(relay, name)
+    run_sql(url, "INSERT INTO events (aggregate_id, payload) VALUES ('d', '{\"version\": 1}')")
+    run_once(name, relay, cluster)
+    assert published(cluster, relay.topic) == {"d": [1]}
+    if kind == "postgres":
+        reader = SnapshotReader(relay, name)
+        reader.clean_up_now(reader.last_position()["seen"], 1)
+        reader.close()
+    assert run_sql(url, "SELECT count(*) FROM events") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'{"a": 1}', b'{"a": 1,"version":7}'),
+        (b"{}", b'{"version":7}'),
+        (b' {"a": {"version": 2}} ', b' {"a": {"version": 2},"version":7}'),
+        (b'{"version": 3}', b'{"version": 3}'),
+        (b'{"version": null}', b'{"version": null}'),
+        (b"[1]", b"[1]"),
+        (b'{"version": broken', b'{"version": broken'),
+        (b"", b""),
+        (None, None),
+    ],
+)
+def test_a_version_is_added_to_objects_that_have_none(
+    value: bytes | None, expected: bytes | None
+) -> None:
+    builder = RecordBuilder("r", "s", "version")
+    assert builder.value(OutboxRow(7, "d", value, None)) == expected
+    assert RecordBuilder("r", "s", None).value(OutboxRow(7, "d", value, None)) == value
+
+
+def test_headers_of_a_row_replace_ours_and_the_row_id_is_always_there() -> None:
+    builder = RecordBuilder("r", "s", None)
+    ours = dict(builder.headers(OutboxRow(7, "d", b"{}", None)))
+    assert (ours["ce_id"], ours["ce_type"], ours["instep_outbox_id"]) == (
+        b"s-7",
+        b"instep.status",
+        b"7",
+    )
+    own = builder.headers(OutboxRow(8, "d", None, '{"trace": "x", "instep_outbox_id": "1"}'))
+    assert own == [("trace", b"x"), ("instep_outbox_id", b"8")]
+    with pytest.raises(errors.SettingsError, match="row 9 of relay 'r': its headers are not"):
+        builder.headers(OutboxRow(9, "d", None, "[1]"))

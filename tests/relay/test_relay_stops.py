@@ -1,0 +1,281 @@
+"""Test that a relay stops with a name before it publishes something wrong, and how to go on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from instep import errors, settings, sources
+from instep.kafka import relay_writer, topics
+from instep.kafka.connection import Cluster
+from instep.relay import reset
+from instep.sinks import target
+from instep.sources import tables
+from instep.sources.connection import SourceConnection
+from tests.relay.support import run_once
+from tests.support.databases import run_sql
+from tests.support.print_shop import PrintShop, difference, published
+from tests.support.runs import send
+from tests.support.waiting import wait_until
+
+
+def test_a_source_restored_from_a_backup_stops_the_relay(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(5)
+    run_once(name, relay, cluster)
+    file = Path(str(target.database_url(url).database))
+    run_sql(url, "PRAGMA wal_checkpoint(TRUNCATE)")
+    backup = file.with_suffix(".backup")
+    shutil.copy(file, backup)
+    shop.work(5, seed=1)
+    run_once(name, relay, cluster)
+    before = published(cluster, relay.topic)
+    shutil.copy(backup, file)
+    for beside in ("-wal", "-shm"):
+        file.with_name(file.name + beside).unlink(missing_ok=True)
+    shop.work(5, seed=2)
+    with pytest.raises(errors.SourceRestored, match="is not what it was"):
+        run_once(name, relay, cluster)
+    assert published(cluster, relay.topic) == before
+    # a person decides: what the outbox has now is published
+    assert reset.plan(name, relay, "start").consequence.startswith("every row")
+    reset.execute(name, relay, cluster, "start")
+    assert run_once(name, relay, cluster)[0].rows > 0
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
+def test_ids_that_were_used_twice_stop_the_relay(
+    kind: str, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Put a row into the range of ids that was published last."""
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(3)
+    run_once(name, relay, cluster)
+    run_sql(url, "INSERT INTO instep_outbox (id, document, value) VALUES (2, 'job-1', '{}')")
+    with pytest.raises(errors.SourceRestored, match="row 2 has an id that was published"):
+        run_once(name, relay, cluster)
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
+def test_the_last_batch_is_deleted_by_the_next_session_only_if_it_is_the_same(
+    kind: str,
+    open_shop: Callable[..., PrintShop],
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """End a session between the commit in Kafka and the deletion in the source."""
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(3)
+    reader = type(sources.open_reader(relay, name))
+
+    def fail(*_: Any) -> None:
+        raise errors.RelaySessionEnded("killed before the deletion")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "done", fail)
+        with pytest.raises(errors.RelaySessionEnded):
+            run_once(name, relay, cluster)
+    assert run_sql(url, "SELECT count(*) FROM instep_outbox") != [(0,)]
+    run_sql(url, "UPDATE instep_outbox SET value = '{}' WHERE id = 1")
+    with pytest.raises(errors.SourceRestored, match="missing or have changed"):
+        run_once(name, relay, cluster)
+    # skip what the outbox has, and continue with what comes later
+    reset.execute(name, relay, cluster, "end")
+    shop.work(2, seed=5)
+    run_once(name, relay, cluster)
+    assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
+    assert not difference(shop, cluster, relay.topic)
+
+
+def test_rows_of_another_postgres_cluster_stop_the_relay(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("postgres")
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    run_sql(
+        url,
+        "INSERT INTO instep_outbox (document, value, xid) VALUES ('job-1', '{}', '99999999999')",
+    )
+    with pytest.raises(errors.ForeignTransactions, match="has not given out yet"):
+        run_once(name, relay, cluster)
+    assert published(cluster, relay.topic) == {}
+    reset.execute(name, relay, cluster, "start")
+    shop.work(2)
+    assert run_once(name, relay, cluster)[0].rows > 1
+
+
+def test_a_position_that_was_lost_stops_the_relay(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    name, relay = shop.name, shop.relay
+    shop.work(2)
+    run_once(name, relay, cluster)
+    topic = relay_writer.position_topic(name)
+    topics.delete(cluster, topic)
+    relay_writer.create_position_topic(cluster, name)
+    with pytest.raises(errors.PositionMissing, match="has published before"):
+        run_once(name, relay, cluster)
+
+
+def test_a_topic_that_grew_or_was_replaced_stops_the_relay(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    name, relay = shop.name, shop.relay
+    shop.work(2)
+    run_once(name, relay, cluster)
+    topics.grow(cluster, relay.topic, 5)
+    with pytest.raises(errors.OutputTopicChanged, match="has 5 partitions, and had 3"):
+        run_once(name, relay, cluster)
+    reset.execute(name, relay, cluster, "current")
+    shop.work(2, seed=1)
+    run_once(name, relay, cluster)
+    topics.delete(cluster, relay.topic)
+    topics.create(cluster, relay.topic, 5)
+    with pytest.raises(errors.OutputTopicChanged, match="deleted and created again"):
+        run_once(name, relay, cluster)
+
+
+def test_a_topic_that_grows_under_a_session_stops_it_before_the_next_commit(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    name, relay = shop.name, shop.relay
+    shop.work(2)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_once(name, relay, cluster, once=False)
+        except errors.OutputTopicChanged as stop:
+            raised.append(stop)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: not difference(shop, cluster, relay.topic), "the first rows")
+    before = published(cluster, relay.topic)
+    topics.grow(cluster, relay.topic, 4)
+    shop.work(2, seed=1)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert raised
+    assert published(cluster, relay.topic) == before
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
+    kind: str, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(2)
+    with SourceConnection(relay.source) as opened, opened.transaction():
+        shop.change(opened, "job-1", size=2_000_000)
+    shop.work(2, seed=3)
+    stopping = msgspec.structs.replace(relay, too_large="stop")
+    with pytest.raises(errors.RecordTooLarge, match="'job-1' has 2,000,0"):
+        run_once(name, stopping, cluster)
+    assert published(cluster, relay.topic) == {}
+    progress, said = run_once(name, relay, cluster)
+    assert progress.dead == 1
+    assert "kept in instep_outbox_dead" in said[0]
+    assert run_sql(url, "SELECT document FROM instep_outbox_dead") == [("job-1",)]
+    assert sum(shop.counts().values()) - 1 == progress.rows
+    assert run_once(name, relay, cluster)[0].rows == 0
+
+
+def test_a_process_that_ignores_the_lease_is_fenced(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    name, relay = shop.name, shop.relay
+
+    def writer() -> relay_writer.RelayWriter:
+        made = relay_writer.RelayWriter(
+            cluster,
+            name,
+            relay.topic,
+            guarantee="exactly-once",
+            record_bytes_max=1_000_000,
+            is_stopped=lambda: False,
+        )
+        made.start()
+        return made
+
+    zombie = writer()
+    zombie.begin()
+    zombie.add(b"job-1", b"{}", [])
+    heir = writer()
+    with pytest.raises(errors.RelaySessionEnded):
+        zombie.commit(b"{}")
+    heir.begin()
+    heir.add(b"job-2", b'{"version": 1}', [])
+    heir.commit(b"{}")
+    assert published(cluster, relay.topic) == {"job-2": [1]}
+    heir.close()
+
+
+def test_a_record_that_is_too_large_is_kept_while_more_rows_follow(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Meet it in the middle of a tick, which is a read-only transaction."""
+    shop = open_shop("postgres", batch_rows_max=2)
+    with SourceConnection(shop.relay.source) as opened, opened.transaction():
+        for number in range(5):
+            shop.change(opened, f"job-{number}", size=2_000_000 if number == 1 else 20)
+    progress, _ = run_once(shop.name, shop.relay, cluster)
+    assert (progress.rows, progress.dead) == (4, 1)
+    assert published(cluster, shop.relay.topic).keys() == {"job-0", "job-2", "job-3", "job-4"}
+
+
+def test_a_writer_that_is_closed_leaves_no_transaction_open_that_holds_up_readers(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("sqlite")
+    writer = relay_writer.RelayWriter(
+        cluster,
+        shop.name,
+        shop.relay.topic,
+        guarantee="exactly-once",
+        record_bytes_max=1_000_000,
+        is_stopped=lambda: False,
+    )
+    writer.start()
+    writer.begin()
+    for number in range(10):
+        writer.add(f"job-{number}".encode(), b"{}", [])
+    writer.settle()
+    writer.close()
+    others = [(f"other-{number}".encode(), {"version": 1}) for number in range(10)]
+    send(cluster, shop.relay.topic, *others)
+    # less than the transaction's time-out, after which the broker would abort it
+    wait_until(lambda: bool(published(cluster, shop.relay.topic)), "the records", patience_s=20)
+    assert published(cluster, shop.relay.topic) == {key.decode(): [1] for key, _ in others}
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("nonsense", "the source is not a database URL"),
+        ("sqlite://", "a SQLite source must be a file"),
+        ("oracle://db/x", "instep does not support the source's database 'oracle'"),
+        ("postgresql://u@127.0.0.1:1/d", "correct host and port in `source`"),
+    ],
+)
+def test_a_wrong_source_is_named_as_such(source: str, what: str) -> None:
+    with pytest.raises(errors.InstepError) as caught:
+        tables.prepare(settings.Relay(source=source, topic="t"), "r")
+    assert what in str(caught.value)
+    assert "target" not in str(caught.value)

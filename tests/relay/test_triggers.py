@@ -1,0 +1,120 @@
+"""Test triggers that record changes of a table that no program of ours writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from instep import errors, settings
+from instep.kafka import offsets, reading
+from instep.kafka.connection import Cluster
+from instep.sources import tables, triggers
+from tests.relay.support import declare, run_once
+from tests.support.databases import run_sql
+
+
+def records(cluster: Cluster, topic: str) -> dict[str, list[dict[str, Any] | None]]:
+    """Return the values of each document, in the order of the log."""
+    ends = offsets.latest(cluster, topic, range(3))
+    found: dict[str, list[dict[str, Any] | None]] = {}
+    for record in reading.read(cluster, topic, {part: (0, end) for part, end in ends.items()}):
+        value = None if record.value is None else json.loads(record.value)
+        found.setdefault((record.key or b"").decode(), []).append(value)
+    return found
+
+
+def test_changes_of_a_table_are_published_with_increasing_versions(
+    database_url: str, cluster: Cluster
+) -> None:
+    name, relay = declare(database_url, cluster, version="version")
+    tables.prepare(relay, name)
+    run_sql(
+        database_url,
+        "CREATE TABLE job (tenant varchar(5), no integer, status varchar(20), pages integer,"
+        " internal varchar(20), PRIMARY KEY (tenant, no))",
+        "INSERT INTO job VALUES ('old', 1, 'NEW', 1, 'x')",
+    )
+    plan = triggers.plan(relay, "job", ["status", "pages"])
+    triggers.create(relay, plan)
+    run_sql(
+        database_url,
+        "INSERT INTO job VALUES ('a', 1, 'NEW', NULL, 'x'), ('b''\"', 2, 'NEW', 2, 'x')",
+        "UPDATE job SET status = 'PRINTED', pages = 12 WHERE no = 1",
+        "UPDATE job SET internal = 'y'",  # not recorded
+        "UPDATE job SET status = status",  # no change
+        "UPDATE job SET no = 3 WHERE no = 2",
+        "DELETE FROM job WHERE tenant = 'a'",
+    )
+    triggers.create(relay, plan)  # replaces them
+    run_once(name, relay, cluster)
+    found = records(cluster, relay.topic)
+    versions = [value["version"] for values in found.values() for value in values if value]
+    assert len(set(versions)) == len(versions) == 5
+    plain = {
+        key: [value and {**value, "version": 0} for value in values]
+        for key, values in found.items()
+    }
+    assert plain == {
+        "old/1": [event("old/1", "PRINTED", 12)],
+        "a/1": [event("a/1", "NEW", None), event("a/1", "PRINTED", 12), None],
+        "b'\"/2": [event("b'\"/2", "NEW", 2), None],
+        "b'\"/3": [event("b'\"/3", "NEW", 2)],
+    }
+    assert [value["version"] for value in found["a/1"] if value] == sorted(
+        value["version"] for value in found["a/1"] if value
+    )
+
+
+def event(document: str, status: str, pages: int | None) -> dict[str, Any]:
+    return {"doc_id": document, "status": status, "pages": pages, "version": 0}
+
+
+def test_the_cost_is_measured_in_tables_that_are_removed(database_url: str) -> None:
+    relay = settings.Relay(source=database_url, topic="t", version="version")
+    tables.prepare(relay, "r")
+    run_sql(database_url, "CREATE TABLE job (id integer PRIMARY KEY, status varchar(20))")
+    for rows in ("DELETE FROM job", "INSERT INTO job VALUES (1, 'NEW')"):
+        run_sql(database_url, rows)
+        cost = triggers.measure(relay, triggers.plan(relay, "job", []))
+        assert cost.without_ms > 0
+        assert cost.with_ms > 0
+        assert run_sql(database_url, "SELECT count(*) FROM instep_outbox") == [(0,)]
+        with pytest.raises(Exception, match="instep_probe"):
+            run_sql(database_url, "SELECT * FROM instep_probe")
+
+
+def test_truncate_is_recorded_as_deletes(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    url = new_database("postgres")
+    name, relay = declare(url, cluster, version="version")
+    tables.prepare(relay, name)
+    run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, status text)")
+    triggers.create(relay, triggers.plan(relay, "job", []))
+    run_sql(url, "INSERT INTO job VALUES (1, 'NEW'), (2, 'NEW')", "TRUNCATE job")
+    run_once(name, relay, cluster)
+    assert {key: values[-1] for key, values in records(cluster, relay.topic).items()} == {
+        "1": None,
+        "2": None,
+    }
+
+
+def test_wrong_use_has_a_remedy(new_database: Callable[[str], str]) -> None:
+    relay = settings.Relay(source=new_database("sqlite"), topic="t", version="version")
+    tables.prepare(relay, "r")
+    run_sql(relay.source, "CREATE TABLE job (id integer PRIMARY KEY, status text)")
+    run_sql(relay.source, "CREATE TABLE loose (id integer)")
+    unversioned = msgspec.structs.replace(relay, version=None)
+    for given, table, columns, words in [
+        (unversioned, "job", [], 'version = "version"'),
+        (relay, "jobs", [], "has no table 'jobs'"),
+        (relay, "job", ["state"], "did you mean 'status'"),
+        (relay, "loose", [], "no primary key"),
+    ]:
+        with pytest.raises(errors.SettingsError) as caught:
+            triggers.plan(given, table, columns)
+        assert words in str(caught.value)
