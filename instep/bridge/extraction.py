@@ -1,0 +1,116 @@
+"""From an answer to an event: paths of fields, status, version and time.
+
+Values are data only: nothing of an answer is executed, used as a name or put into a URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from instep import settings
+from instep.bridge.failures import AskFailed, FailureCode
+from instep.document.event import StatusEvent
+
+MISSING = msgspec.UNSET
+INTEGER = re.compile(r"-?[0-9]{1,18}")
+VERSION_MAX = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What an answer says about a document, and a digest of all of it."""
+
+    status: str
+    version: int | None
+    at: datetime | None
+    fields: dict[str, Any]
+    digest: bytes
+
+    def event(self, document: str, version: int | None) -> StatusEvent:
+        """Return the event to publish."""
+        return StatusEvent(
+            document=document,
+            status=self.status,
+            version=self.version if self.version is not None else version,
+            at=self.at,
+            fields=self.fields,
+        )
+
+
+def find(tree: Any, path: str) -> Any:
+    """Return the value at a path, or MISSING: names of objects and numbers of lists, with dots."""
+    if isinstance(tree, dict) and path in tree:
+        return tree[path]
+    value = tree
+    for step in path.removeprefix("$.").split("."):
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif (
+            isinstance(value, list)
+            and step.isascii()
+            and step.isdigit()
+            and int(step[:9]) < len(value)
+        ):
+            value = value[int(step[:9])]
+        else:
+            return MISSING
+    return value
+
+
+def content(tree: Any, bridge: settings.Bridge) -> Content:
+    """Return what an answer says, by the paths of the settings."""
+    status = find(tree, bridge.status)
+    if isinstance(status, int) and not isinstance(status, bool):
+        status = str(status)
+    if not isinstance(status, str):
+        problem = "has nothing" if status is MISSING else "has no text"
+        raise AskFailed(
+            FailureCode.STATUS_MISSING,
+            f"the answer {problem} at {bridge.status!r}, the path `status`",
+        )
+    version = None if bridge.version is None else _version(find(tree, bridge.version), bridge)
+    at = None if bridge.at is None else _time(find(tree, bridge.at), bridge)
+    found = {name: find(tree, path) for name, path in bridge.fields.items()}
+    fields = {name: value for name, value in found.items() if value is not MISSING}
+    text = msgspec.json.encode([status, version, at, fields], order="deterministic")
+    return Content(status, version, at, fields, hashlib.sha256(text).digest())
+
+
+def document_id(value: Any) -> str | None:
+    """Return an id of a list as text; None if it cannot be one."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return None
+
+
+def _version(value: Any, bridge: settings.Bridge) -> int:
+    if isinstance(value, str) and INTEGER.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > VERSION_MAX:
+        raise AskFailed(
+            FailureCode.VERSION_WRONG,
+            f"the answer has no integer at {bridge.version!r}, the path `version`",
+        )
+    return value
+
+
+def _time(value: Any, bridge: settings.Bridge) -> datetime | None:
+    """Return a time in UTC; None if the answer has none."""
+    if value is MISSING or value is None:
+        return None
+    try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return EPOCH + timedelta(milliseconds=value)
+        at: datetime = msgspec.convert(value, datetime)
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise AskFailed(
+            FailureCode.TIME_WRONG, f"the answer has no time at {bridge.at!r}, the path `at`"
+        ) from error
