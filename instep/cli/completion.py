@@ -20,6 +20,16 @@ def pipelines(context: typer.Context, incomplete: str) -> list[str]:
     return matching(incomplete, lambda: _load_settings(context).pipelines)
 
 
+def relays(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared relay."""
+    return matching(incomplete, lambda: _load_settings(context).relays)
+
+
+def bridges(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared bridge."""
+    return matching(incomplete, lambda: _load_settings(context).bridges)
+
+
 def topics(context: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a topic."""
     from instep.kafka import topics

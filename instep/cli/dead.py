@@ -110,8 +110,8 @@ def show(
     name = options.select_pipeline(declared, pipeline)
     with resources.maintenance_session(declared, name) as session, session.read() as sink:
         position = quarantine.parse_position(session, place)
-        letters = sink.journal.dead_letters(Selection(places=(position,)))
-        decisions = sink.journal.decisions(place=position)
+        letters = sink.journal.dead_letters(Selection(positions=(position,)))
+        decisions = sink.journal.decisions(position=position)
     # A letter that was replayed or dropped is gone, but the decisions about it are kept.
     if not letters and not decisions:
         raise errors.SettingsError(
@@ -122,7 +122,7 @@ def show(
         output.print_json({"letter": letter_json, "decisions": decisions})
         return
     for letter in letters:
-        where = letter.place
+        where = letter.position
         explanation = reasons.EXPLANATIONS[reasons.Reason(letter.reason)]
         facts = {
             "place": f"topic {where.topic}, partition {where.partition}, offset {where.offset}",
@@ -152,8 +152,7 @@ def replay(
     _debug: Debug = False,
 ) -> None:
     """Apply dead letters again, under the guard, after the settings or the table were fixed."""
-    from instep.operate import dead_letters
-    from instep.operate import replay as log_replay
+    from instep.operate import dead_letters, log_replay
 
     declared = settings.load(GLOBAL.config)
     changes: list[Change] = []
@@ -166,7 +165,7 @@ def replay(
         selection = quarantine.select(session, places or (), reason, since, until, document)
         _require_selection(selection, everything)
         missing = dead_letters.missing(session, selection)
-        overtaken = log_replay.Overtaken(session, lambda: resources.cluster(declared))
+        overtaken = log_replay.OvertakenInLog(session, lambda: resources.cluster(declared))
         for change in dead_letters.replay(session, selection, overtaken, execute=execute):
             changes.append(change)
             line.update("replaying dead letters", len(changes), None, "events")
@@ -212,8 +211,8 @@ def drop(
 def _row(pipeline: str, letter: QuarantinedRecord) -> Sequence[Any]:
     return (
         pipeline,
-        letter.place.topic,
-        letter.place,
+        letter.position.topic,
+        letter.position,
         output.shortened(output.shown_bytes(letter.record.key), 30),
         letter.reason,
         letter.at,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 import threading
@@ -72,7 +73,8 @@ def explain(error: Exception) -> errors.InstepError:
 def prepare_process() -> None:
     """Let only messages reach the terminal.
 
-    Threads and finalizers print no tracebacks, and a stderr that cannot be written to is ignored.
+    Threads, finalizers and libraries that log the exit of a signal print no tracebacks, and a
+    stderr that cannot be written to is ignored.
     """
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_StandardError()),
@@ -83,6 +85,8 @@ def prepare_process() -> None:
     )
     threading.excepthook = _thread_hook
     sys.unraisablehook = _unraisable_hook
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(_is_no_exit)
 
 
 def _run(command: Callable[[], object]) -> int:
@@ -116,6 +120,14 @@ def _thread_hook(arguments: threading.ExceptHookArgs) -> None:
 def _unraisable_hook(arguments: Any) -> None:
     if GLOBAL.debug:
         sys.__unraisablehook__(arguments)
+
+
+def _is_no_exit(record: logging.LogRecord) -> bool:
+    """Tell whether a record is about anything else than the exit that a signal asked for.
+
+    SQLAlchemy logs whatever is raised while it closes a connection, and raises it again.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], SystemExit)) or GLOBAL.debug
 
 
 def _discard_output() -> None:

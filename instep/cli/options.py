@@ -83,6 +83,16 @@ PipelineName = Annotated[
 Master = Annotated[
     str | None, typer.Option("--master", help="Spark master, e.g. local[2] or spark://host:7077.")
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics",
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help="Serve Prometheus metrics on this port of localhost.",
+    ),
+]
 Partitions = Annotated[
     list[str] | None,
     typer.Option(
@@ -92,6 +102,15 @@ Partitions = Annotated[
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="NAME", help="Only with this reason, e.g. TEXT_TOO_LONG."),
+]
+SourceKey = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="FIELD",
+        help="Field of the source with the document's id; for a composite key: tenant,number."
+        " Default: that of the event.",
+    ),
 ]
 Since = Annotated[
     str | None,

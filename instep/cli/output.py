@@ -221,7 +221,7 @@ def print_changes(
     elif changes:
         rows = [
             (
-                change.place,
+                change.position,
                 change.document or "",
                 change.verdict,
                 change.reason or "",

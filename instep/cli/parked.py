@@ -119,7 +119,7 @@ def show(
         return
     rows = [
         (
-            event.place,
+            event.position,
             event.at,
             event.reason,
             output.shortened(event.detail, 100),
@@ -217,7 +217,7 @@ def skip(
         )
     else:
         verb = "skipped" if execute else "would skip"
-        typer.echo(f"{verb} {event.place} of {showing.plain(document)}: {event.reason}")
+        typer.echo(f"{verb} {event.position} of {showing.plain(document)}: {event.reason}")
     if not execute:
         output.say_dry_run()
     elif waiting:
@@ -240,7 +240,7 @@ def _row(pipeline: str, head: ParkedHead, retried_until: datetime | None) -> Seq
         head.waiting,
         head.since,
         retried_until or "-",
-        head.place,
+        head.position,
         head.reason,
         output.shortened(head.detail, 80),
     )

@@ -43,19 +43,23 @@ def select(
         since=options.parse_time(since),
         until=options.parse_time(until),
         document=document,
-        places=tuple(parse_position(session, text) for text in places),
+        positions=tuple(parse_position(session, text) for text in places),
     )
 
 
 def parse_position(session: MaintenanceSession, text: str) -> RecordPosition:
-    """Parse PARTITION:OFFSET in the pipeline's topic."""
-    from instep.sinks.journal_entries import RecordPosition
+    """Parse PARTITION:OFFSET in the pipeline's topic, or load:NUMBER:ROW."""
+    from instep.sinks.journal_entries import LOAD_PREFIX, RecordPosition
 
+    if text.startswith(LOAD_PREFIX):
+        load, _, row = text.removeprefix(LOAD_PREFIX).partition(":")
+        if all(part.isascii() and part.isdigit() and len(part) < 20 for part in (load, row)):
+            return RecordPosition(f"{LOAD_PREFIX}{load}", 0, int(row))
     partition, _, offset = text.partition(":")
     is_position = all(part.isascii() and part.isdigit() for part in (partition, offset))
     if not is_position or len(text) > POSITION_CHARACTERS_MAX:
         raise errors.SettingsError(
-            f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745"
+            f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745, or load:NUMBER:ROW"
         )
     return RecordPosition(session.sink.target.topic, int(partition), int(offset))
 
@@ -95,7 +99,7 @@ def print_decisions(decisions: Sequence[DecisionRecord]) -> None:
         (
             one.at,
             one.action,
-            one.place,
+            one.position,
             one.outcome,
             one.actor,
             output.shortened(one.reason, 100),
@@ -109,7 +113,7 @@ def json_record(pipeline: str, record: QuarantinedRecord) -> dict[str, Any]:
     """Return a dead letter or a waiting event for JSON."""
     return {
         "pipeline": pipeline,
-        "place": record.place,
+        "place": record.position,
         "document": record.document,
         "reason": record.reason,
         "detail": record.detail,

@@ -52,7 +52,8 @@ def reconcile(
     source: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Compare with this file (JSON lines or CSV) instead of the topic."
+            metavar="FILE",
+            help="Compare with this file (JSON lines, CSV or Parquet) instead of the topic.",
         ),
     ] = None,
     source_url: Annotated[
@@ -65,14 +66,7 @@ def reconcile(
         str | None,
         typer.Option(metavar="SQL", help="The query. Its columns are named like event fields."),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Field of the source with the document's id; for a composite key: tenant,number."
-            " Default: that of the event.",
-        ),
-    ] = None,
+    key: options.SourceKey = None,
     from_: Annotated[
         str | None,
         typer.Option(
@@ -127,9 +121,9 @@ def reconcile(
     _check_source(names, source, source_url, query, from_)
     with resources.spark_files(queries=True) as files:
         # Only now: these import pyspark, and spark_files has checked that it is installed.
+        from instep.operate.row_source import RowSource
         from instep.reconcile import job, repair
         from instep.reconcile.report import ReconcileVerdict
-        from instep.reconcile.source import RowSource
 
         row_source, repair_request = None, None
         if source or source_url:

@@ -43,10 +43,10 @@ def replay(
 ) -> None:
     """Apply a range of the log again, under the guard, to repair a damaged table.
 
-    This is safe while the pipeline runs.
+    This is safe while the pipeline runs. For dead letters, use `instep dead replay`.
     """
     from instep.kafka import places
-    from instep.operate import replay as replaying
+    from instep.operate import log_replay
 
     if not document and from_ is None and to is None:
         raise errors.SettingsError(
@@ -64,7 +64,7 @@ def replay(
         resources.cluster(declared) as cluster,
         terminal.ProgressLine(sys.stderr) as line,
     ):
-        selected = replaying.resolve_range(
+        selected = log_replay.resolve_range(
             session,
             cluster,
             documents=document or (),
@@ -82,7 +82,7 @@ def replay(
             line.update("replaying", next(records), selected.records, "records")
 
         # `replay` is a generator: consume it while session and cluster are open.
-        changes += replaying.replay(session, cluster, selected, execute=execute, progress=progress)
+        changes += log_replay.replay(session, cluster, selected, execute=execute, progress=progress)
     output.print_changes(changes, execute, as_json, nothing="no row changes")
-    if any(change.verdict == replaying.REFUSED for change in changes):
+    if any(change.verdict == log_replay.REFUSED for change in changes):
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import typer
 
 from instep import settings
 from instep.cli import options, output, resources
-from instep.cli.options import GLOBAL, Config, Debug, Master, PipelineNames
+from instep.cli.options import GLOBAL, Config, Debug, Master, MetricsPort, PipelineNames
 
 
 class FailOn(StrEnum):
@@ -28,15 +28,7 @@ def run(
         bool, typer.Option("--once", help="Apply everything up to the end of the log, then exit.")
     ] = False,
     master: Master = None,
-    metrics: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            metavar="PORT",
-            help="Serve Prometheus metrics on this port of localhost.",
-        ),
-    ] = None,
+    metrics: MetricsPort = None,
     fail_on: Annotated[
         FailOn | None,
         typer.Option("--fail-on", help="Exit with status 1 if this run quarantined any event."),

@@ -85,13 +85,14 @@ def _print_timeline(one: Timeline) -> None:
     typer.echo(f"document {document} of pipeline {one.pipeline}, from the {one.source}")
     if one.waiting:
         typer.echo(f"parked: {one.waiting} events wait (instep parked show {document})")
-    newest_topic = one.events[-1].place.topic if one.events else None
+    topics = [event.position.topic for event in one.events if not event.position.is_loaded]
+    newest_topic = topics[-1] if topics else None
     rows = []
     for event in one.events:
-        place = str(event.place)
+        place = str(event.position)
         # After a rewind to a recreated topic, older events are kept under another name.
-        if event.place.topic != newest_topic:
-            place = f"{event.place.topic} {place}"
+        if event.position.topic != newest_topic and not event.position.is_loaded:
+            place = f"{event.position.topic} {place}"
         freshness = "unknown"
         if event.freshness_s is not None:
             freshness = f"{event.freshness_s:.3f} s"

@@ -228,7 +228,7 @@ def split_rounds(
     return rounds
 
 
-class Claims:
+class UniqueValues:
     """The unique values that documents have or get.
 
     Two documents may need the same unique value, so their events must be written in log order.
@@ -254,21 +254,21 @@ class Claims:
         alone = False
         for event in events:
             possible = self._after(event)
-            claims = {
-                claim for values in possible if values is not None for claim in self._of(values)
+            needed = {
+                value for values in possible if values is not None for value in self._of(values)
             }
             if (
                 not rounds
                 or alone
                 or event.document in documents
-                or claims & touched
+                or needed & touched
                 or len(possible) > self.POSSIBLE_MAX
             ):
                 rounds.append([])
                 documents, touched = set(), set()
             rounds[-1].append(event)
             documents.add(event.document)
-            touched |= claims
+            touched |= needed
             alone = len(possible) > self.POSSIBLE_MAX
         return rounds
 
@@ -284,12 +284,12 @@ class Claims:
         return possible
 
     def _of(self, values: Values) -> list[tuple[int, Values]]:
-        claims = []
+        needed = []
         for number, places in enumerate(self._keys):
             parts = tuple(values[place] for place in places)
             if not any(part is None or part is UNSET for part in parts):
-                claims.append((number, parts))
-        return claims
+                needed.append((number, parts))
+        return needed
 
 
 def merged(before: Values | None, after: Values) -> Values:

@@ -1,4 +1,6 @@
-"""Read the events of a file, JSON lines or CSV, as a stream. The first wrong line raises.
+"""Read the events of a file, JSON lines or CSV, as a stream.
+
+`read` raises at the first wrong line; `read_each` returns wrong lines like the others.
 
 JSON lines: one object per line, published as it is. The document's id is the field `doc_id`, or
 another one that is named: text or an integer; dots descend into objects (`order.id`). The id of a
@@ -55,6 +57,14 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
 
 
+class WrongLine(msgspec.Struct, frozen=True, gc=False):
+    """A line that holds no event: its text as far as it is known, and what is wrong with it."""
+
+    number: int
+    text: bytes
+    error: errors.SettingsError
+
+
 def format_of(path: str) -> Format:
     """Return the format by the file's suffix; `-`, the standard input, is JSON lines."""
     if path == "-":
@@ -73,6 +83,19 @@ def read(
     stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
 ) -> Iterator[EventLine]:
     """Return the events one by one; raise at a wrong line, with file name and line number."""
+    for line in read_each(stream, file_format, key=key, name=name):
+        if isinstance(line, WrongLine):
+            raise line.error
+        yield line
+
+
+def read_each(
+    stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
+) -> Iterator[EventLine | WrongLine]:
+    """Return the events and the wrong lines one by one.
+
+    Raise if the file cannot be read as a whole: a wrong header, or a text that is not UTF-8.
+    """
     read_lines = _read_csv if file_format == "csv" else _read_json_lines
     return read_lines(stream, key, name)
 
@@ -82,7 +105,9 @@ def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.Setting
     return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
 
 
-def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLine]:
+def _read_json_lines(
+    stream: Iterable[bytes], key: Key, name: str
+) -> Iterator[EventLine | WrongLine]:
     for number, line in enumerate(stream, start=1):
         text = line.strip()
         if number == 1:
@@ -90,56 +115,78 @@ def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[E
         if not text:
             continue
         try:
-            fields = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.ValidationError as failure:
-            raise wrong(
-                name,
-                number,
-                "not a JSON object",
-                "write one object per line; jq -c '.[]' splits an array into lines",
-            ) from failure
-        except (msgspec.DecodeError, UnicodeDecodeError) as failure:
-            raise wrong(
-                name, number, f"not valid JSON: {failure}", "write one object per line"
-            ) from failure
-        document = _document(fields, key, name, number)
-        if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
-            example = ", ".join(f'"{field}": "C-1"' for field in key.fields)
-            raise wrong(
-                name,
-                number,
-                f"{DELETE} allows no other fields than the key",
-                f'{{{example}, "{DELETE}": true}} deletes a document',
-            )
-        yield EventLine(number, document, None if DELETE in fields else text)
+            yield _json_event(text, key, name, number)
+        except errors.SettingsError as error:
+            yield WrongLine(number, text, error)
 
 
-def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLine]:
+def _json_event(text: bytes, key: Key, name: str, number: int) -> EventLine:
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.ValidationError as failure:
+        raise wrong(
+            name,
+            number,
+            "not a JSON object",
+            "write one object per line; jq -c '.[]' splits an array into lines",
+        ) from failure
+    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+        raise wrong(
+            name, number, f"not valid JSON: {failure}", "write one object per line"
+        ) from failure
+    document = _document(fields, key, name, number)
+    if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
+        example = ", ".join(f'"{field}": "C-1"' for field in key.fields)
+        raise wrong(
+            name,
+            number,
+            f"{DELETE} allows no other fields than the key",
+            f'{{{example}, "{DELETE}": true}} deletes a document',
+        )
+    return EventLine(number, document, None if DELETE in fields else text)
+
+
+def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLine | WrongLine]:
     rows = csv.reader(_texts(stream), strict=True)
     try:
         header = next(rows, [])
-        _check_header(header, key, name)
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise wrong(
-                    name, rows.line_num, f"{len(row)} cells, but the header has {len(header)}"
-                )
-            fields: dict[str, Any] = {}
-            for column, cell in zip(header, row, strict=True):
-                if cell and column in key.integers:
-                    fields[column] = _integer_id(cell, column, name, rows.line_num)
-                elif cell:
-                    fields[column] = cell if column in key.fields else _cell(cell)
-            document = _document(fields, key, name, rows.line_num)
-            yield EventLine(rows.line_num, document, msgspec.json.encode(_nested(header, fields)))
     except csv.Error as failure:
         raise wrong(name, rows.line_num, f"not valid CSV: {failure}") from failure
     except UnicodeDecodeError as failure:
-        raise wrong(
-            name, rows.line_num + 1, f"not UTF-8: {failure.reason}", "save the file in UTF-8"
-        ) from failure
+        raise _not_utf8(name, rows.line_num + 1, failure) from failure
+    _check_header(header, key, name)
+    while True:
+        row: list[str] = []
+        try:
+            row = next(rows)
+            if row:
+                yield _csv_event(header, row, key, name, rows.line_num)
+        except StopIteration:
+            return
+        except csv.Error as failure:
+            error = wrong(name, rows.line_num, f"not valid CSV: {failure}")
+            yield WrongLine(rows.line_num, b"", error)
+        except UnicodeDecodeError as failure:
+            raise _not_utf8(name, rows.line_num + 1, failure) from failure
+        except errors.SettingsError as error:
+            yield WrongLine(rows.line_num, ",".join(row).encode(errors="surrogatepass"), error)
+
+
+def _csv_event(header: list[str], row: list[str], key: Key, name: str, number: int) -> EventLine:
+    if len(row) != len(header):
+        raise wrong(name, number, f"{len(row)} cells, but the header has {len(header)}")
+    fields: dict[str, Any] = {}
+    for column, cell in zip(header, row, strict=True):
+        if cell and column in key.integers:
+            fields[column] = _integer_id(cell, column, name, number)
+        elif cell:
+            fields[column] = cell if column in key.fields else _cell(cell)
+    document = _document(fields, key, name, number)
+    return EventLine(number, document, msgspec.json.encode(_nested(header, fields)))
+
+
+def _not_utf8(name: str, number: int, failure: UnicodeDecodeError) -> errors.SettingsError:
+    return wrong(name, number, f"not UTF-8: {failure.reason}", "save the file in UTF-8")
 
 
 def _texts(stream: Iterable[bytes]) -> Iterator[str]:

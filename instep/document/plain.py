@@ -117,8 +117,8 @@ class PlainReader:
         self._parse = msgspec.json.Decoder(
             msgspec.defstruct("Wanted", shape, rename=renamed, gc=False), float_hook=float_hook
         ).decode
-        places = {name: place for place, name in enumerate([*fields, *own])}
-        self._pick = itemgetter(*(places[use.path[0]] for use in uses))
+        indexes = {name: index for index, name in enumerate([*fields, *own])}
+        self._pick = itemgetter(*(indexes[use.path[0]] for use in uses))
         self._own = [
             _record_field(
                 name, optional=all(use.optional for use in of_one), constants=constants or {}
@@ -126,19 +126,19 @@ class PlainReader:
             for name, of_one in own.items()
         ]
         times = [
-            (places[name], *type_.__metadata__[0])
+            (indexes[name], *type_.__metadata__[0])
             for name, type_ in types.items()
             if _is_time(type_)
         ]
-        self._times = [place for place, _, _ in times]
+        self._times = [index for index, _, _ in times]
         self._bounded = [one for one in times if one[1:] != (EVER.low, EVER.high)]
         self._converted = [
-            (place, _convert(use))
-            for place, use in enumerate(uses)
+            (index, _convert(use))
+            for index, use in enumerate(uses)
             if types.get(use.path[0]) is None
         ]
         firsts = [use.path[0] for use in uses]
-        # Each name as it is written, and the place of the field in a row if it may be missing.
+        # Each name as it is written, and the index of the field in a row if it may be missing.
         self._names = [
             (
                 msgspec.json.encode(name),
@@ -176,7 +176,7 @@ class PlainReader:
         # a delete has no value: parsing fails, as it is not plain
         rows: list[Row] = [astuple(parse(record.value)) for record in records]  # type: ignore[arg-type]
         in_utc = [
-            getattr(row[place], "tzinfo", None) is UTC for place in self._times for row in rows
+            getattr(row[index], "tzinfo", None) is UTC for index in self._times for row in rows
         ]
         if not all(in_utc):
             rows = list(map(self._in_utc, rows))
@@ -192,25 +192,25 @@ class PlainReader:
         return list(map(self._as_columns, rows)) if self._converted else rows
 
     def _hold(self, row: Row) -> None:
-        for place, low, high in self._bounded:
-            if isinstance(row[place], datetime) and not low <= row[place] <= high:
+        for index, low, high in self._bounded:
+            if isinstance(row[index], datetime) and not low <= row[index] <= high:
                 raise ValueError("outside the range of the column")
 
     def _in_utc(self, row: Row) -> Row:
         found = list(row)
-        for place in self._times:
-            at = found[place]
+        for index in self._times:
+            at = found[index]
             if type(at) is datetime:
-                found[place] = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+                found[index] = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
             elif type(at) is int:
-                found[place] = kinds.instant(at)
+                found[index] = kinds.instant(at)
         return tuple(found)
 
     def _as_columns(self, row: Row) -> Row:
         found = list(row)
-        for place, convert in self._converted:
-            if found[place] is not UNSET:
-                found[place] = convert(found[place])
+        for index, convert in self._converted:
+            if found[index] is not UNSET:
+                found[index] = convert(found[index])
         return tuple(found)
 
     def _all_plain(self, found: Sequence[tuple[PlainRecord, Row]]) -> bool:
@@ -229,8 +229,8 @@ class PlainReader:
             return False
         # A record that has a field contains its name at least once. So if the name occurs as often
         # as records have the field, no record contains it twice.
-        for name, place in self._names:
-            missing = 0 if place is None else sum([row[place] is UNSET for _, row in found])
+        for name, index in self._names:
+            missing = 0 if index is None else sum([row[index] is UNSET for _, row in found])
             if text.count(name) != len(found) - missing:
                 return False
         return True

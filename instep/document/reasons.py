@@ -40,6 +40,7 @@ class Reason(StrEnum):
     PARENT_MISSING = "PARENT_MISSING"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
     WAITS_BEHIND = "WAITS_BEHIND"
+    ROW_UNREADABLE = "ROW_UNREADABLE"
     UNFORESEEN = "UNFORESEEN"
 
 
@@ -101,6 +102,10 @@ EXPLANATIONS = {
     ),
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
     Reason.WAITS_BEHIND: "an earlier event of the document is parked, and this one waits behind it",
+    Reason.ROW_UNREADABLE: (
+        "a line of a loaded file is not a row: it is not valid JSON or CSV, or has another number"
+        " of cells than the header"
+    ),
     Reason.UNFORESEEN: "decoding the record failed with an unexpected error: please report it",
 }
 

@@ -24,12 +24,12 @@ CHUNK_LETTERS = 500
 DEAD = "dead"
 
 # Returns the offsets of those events whose documents have had a later event. Needed only if the
-# pipeline has no order; see `replay.Overtaken`.
-Overtaken = Callable[[Position, Sequence[Event]], set[int]]
+# pipeline has no order; see `log_replay.OvertakenInLog`.
+FindOvertaken = Callable[[Position, Sequence[Event]], set[int]]
 
 
 def replay(
-    session: MaintenanceSession, selection: Selection, overtaken: Overtaken, *, execute: bool
+    session: MaintenanceSession, selection: Selection, overtaken: FindOvertaken, *, execute: bool
 ) -> Iterator[Change]:
     """Replay dead letters; yield what becomes, or would become, of each, in log order.
 
@@ -58,10 +58,10 @@ def drop(
 
 def missing(session: MaintenanceSession, selection: Selection) -> list[RecordPosition]:
     """Return the positions that were named one by one and hold no dead letter."""
-    if not selection.places:
+    if not selection.positions:
         return []
-    existing = set(_positions(session, Selection(places=selection.places)))
-    return [position for position in selection.places if position not in existing]
+    existing = set(_positions(session, Selection(positions=selection.positions)))
+    return [position for position in selection.positions if position not in existing]
 
 
 def document_of(letter: QuarantinedRecord) -> str | None:
@@ -83,7 +83,7 @@ def _positions(session: MaintenanceSession, selection: Selection) -> list[Record
 def _replay(
     session: MaintenanceSession,
     positions: Sequence[RecordPosition],
-    overtaken: Overtaken,
+    overtaken: FindOvertaken,
     *,
     execute: bool,
 ) -> list[Change]:
@@ -92,7 +92,7 @@ def _replay(
     with session.transaction(execute=execute) as ledger:
         letters = {
             letter.record.offset: letter
-            for letter in sink.journal.dead_letters(Selection(places=tuple(positions)))
+            for letter in sink.journal.dead_letters(Selection(positions=tuple(positions)))
         }
         # Of a record that was too large, only the beginning is kept: it stays a dead letter.
         truncated = [
@@ -113,13 +113,13 @@ def _replay(
         verdicts, parked = rows.write(sink, current, isolate_failures=True)
         after = sink.table.look_up(event.document for event in current)
         changes = [
-            Change(letters[event.offset].place, str(event.document), Verdict.STALE.value)
+            Change(letters[event.offset].position, str(event.document), Verdict.STALE.value)
             for event in events
             if event.offset in overtaken_offsets
         ]
         changes += _changes(current, verdicts, parked, letters, before, after)
         if sink.target.history and changes:
-            verdict_at = {change.place.offset: Verdict(change.verdict) for change in changes}
+            verdict_at = {change.position.offset: Verdict(change.verdict) for change in changes}
             final = [verdict_at[event.offset] for event in events]
             position = ledger[partition].next_offset if partition in ledger else None
             sink.journal.add_history(
@@ -128,15 +128,17 @@ def _replay(
         if parked:
             records = [(event, letters[event.event.offset].record) for event in parked]
             sink.journal.add_parked(partition, records, at)
-        sink.journal.remove_dead_letters([change.place for change in changes])
+        sink.journal.remove_dead_letters([change.position for change in changes])
         for letter in dead:
             stored = letters[letter.record.offset]
-            sink.journal.update_dead_letter(stored.place, letter.reason, letter.detail)
+            sink.journal.update_dead_letter(stored.position, letter.reason, letter.detail)
             changes.append(
-                Change(stored.place, document_of(stored), DEAD, letter.reason.value, letter.detail)
+                Change(
+                    stored.position, document_of(stored), DEAD, letter.reason.value, letter.detail
+                )
             )
         session.record(Action.REPLAYED, changes, at)
-    return sorted(changes, key=lambda change: change.place)
+    return sorted(changes, key=lambda change: change.position)
 
 
 def _changes(
@@ -162,7 +164,7 @@ def _changes(
         if last_applied.get(event.document) == event.offset:
             row_change = maintenance.row_change(event.document, before, after)
         yield Change(
-            letters[event.offset].place,
+            letters[event.offset].position,
             str(event.document),
             verdict.value,
             refusal.reason.value if refusal else None,
@@ -180,10 +182,10 @@ def _drop(
 ) -> list[Change]:
     at = maintenance.now()
     with session.transaction(execute=execute):
-        letters = session.sink.journal.dead_letters(Selection(places=tuple(positions)))
+        letters = session.sink.journal.dead_letters(Selection(positions=tuple(positions)))
         changes = [
             Change(
-                letter.place,
+                letter.position,
                 document_of(letter),
                 Action.DROPPED.value,
                 letter.reason,
@@ -191,6 +193,6 @@ def _drop(
             )
             for letter in letters
         ]
-        session.sink.journal.remove_dead_letters([change.place for change in changes])
+        session.sink.journal.remove_dead_letters([change.position for change in changes])
         session.record(Action.DROPPED, changes, at, reason)
     return changes

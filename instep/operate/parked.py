@@ -21,11 +21,11 @@ def _skip(
     with session.transaction(execute=execute) as ledger:
         waiting = release.waiting_events(session, document)
         first = waiting[0]
-        session.sink.journal.remove_parked([first.place])
-        position = release.ledger_offset(session, ledger, first.place)
+        session.sink.journal.remove_parked([first.position])
+        position = release.ledger_offset(session, ledger, first.position)
         session.sink.journal.update_verdict(
-            document, first.place, Action.SKIPPED.value, at, position
+            document, first.position, Action.SKIPPED.value, at, position
         )
-        change = Change(first.place, document, Action.SKIPPED.value, first.reason)
+        change = Change(first.position, document, Action.SKIPPED.value, first.reason)
         session.record(Action.SKIPPED, [change], at, reason)
     return first, len(waiting) - 1

@@ -36,7 +36,7 @@ NOT_APPLIED_YET = "not applied yet"
 class TimelineEntry(msgspec.Struct, frozen=True):
     """One event of the document."""
 
-    place: RecordPosition
+    position: RecordPosition
     status: str | None
     order: int | None
     event_time: datetime | None
@@ -79,7 +79,7 @@ def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster])
         if sink.target.history:
             events = _from_history(session, str(document), waiting)
         else:
-            waiting_at = {record.place: record for record in waiting}
+            waiting_at = {record.position: record for record in waiting}
             with cluster() as opened:
                 events = _from_topic(session, document, opened, sink.ledger.positions(), waiting_at)
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
@@ -90,16 +90,16 @@ def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster])
 def _from_history(
     session: MaintenanceSession, document: str, waiting: list[QuarantinedRecord]
 ) -> list[TimelineEntry]:
-    reasons = {record.place: (record.reason, record.detail) for record in waiting}
+    reasons = {record.position: (record.reason, record.detail) for record in waiting}
     return [
         TimelineEntry(
-            event.place,
+            event.position,
             event.status,
             event.order,
             event.event_time,
             event.committed_at,
             event.verdict,
-            *reasons.get(event.place, ()),
+            *reasons.get(event.position, ()),
         )
         for event in session.sink.journal.history(document)
     ]
@@ -112,7 +112,7 @@ def _dead(letter: QuarantinedRecord) -> TimelineEntry:
         with contextlib.suppress(Unfit):
             event_time = kinds.instant(letter.record.timestamp_ms)
     return TimelineEntry(
-        letter.place,
+        letter.position,
         None,
         None,
         event_time,
@@ -133,7 +133,7 @@ def _from_topic(
     """Return every event of the document that the log holds, with the verdict of the guard."""
     name, rules = session.sink.target.topic, session.sink.target.rules
     removed = {
-        decision.place: decision.action
+        decision.position: decision.action
         for decision in session.sink.journal.decisions()
         if decision.action in ("skipped", "dropped")
     }

@@ -35,6 +35,9 @@ class Flow(Protocol):
     def failure(self) -> errors.InstepError | None:
         """Return why it is no longer active; None if it reached its end or was stopped."""
 
+    def waits_for(self) -> str | None:
+        """Return what it waits for, if it has been unable to work for a while."""
+
     def reports(self) -> Sequence[Report]:
         """Return the reports that are new since the last call."""
 

@@ -1,24 +1,20 @@
-"""Prometheus metrics of the running pipelines, served on this machine only."""
+"""Prometheus metrics of the running pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import prometheus_client
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
-from instep import errors
 from instep.document.guard import Verdict
 from instep.pipeline import counts
 from instep.pipeline.runner import Runner, RunnerState
-
-HOST = "127.0.0.1"
 
 
 class Pipelines(Collector):
@@ -89,30 +85,6 @@ class Pipelines(Collector):
         for runner in self._runners:
             family.add_metric([runner.name], value(runner))
         return family
-
-
-class MetricsServer:
-    """The HTTP server that Prometheus scrapes. Port 0 takes a free one."""
-
-    def __init__(self, port: int, runners: Sequence[Runner]) -> None:
-        registry = CollectorRegistry()
-        registry.register(Pipelines(runners))
-        try:
-            self._server, self._thread = prometheus_client.start_http_server(
-                port, addr=HOST, registry=registry
-            )
-        except OSError as error:
-            raise errors.SettingsError(
-                f"metrics cannot be served on port {port}: {error.strerror}",
-                "give --metrics another port",
-            ) from error
-        self.address = f"http://{HOST}:{self._server.server_port}/metrics"
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _cumulative(totals: dict[str, int]) -> list[tuple[str, float]]:

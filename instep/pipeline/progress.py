@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,12 +12,16 @@ from instep.pipeline.engine import Report
 
 
 class Progress:
-    """The totals of a run, and a window of the last seconds for rates and freshness."""
+    """The totals of a run, and a window of the last seconds for rates and freshness.
+
+    The runner adds reports in its thread, while others show them or serve them as metrics.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic, window_s: float = 10.0) -> None:
         self._now = now
         self._window_s = window_s
         self._window: deque[tuple[float, dict[str, int]]] = deque()
+        self._lock = threading.Lock()
         self._started = now()
         self.totals = dict.fromkeys(counts.NAMES, 0)
         self.positions: dict[int, int] = {}
@@ -50,7 +55,8 @@ class Progress:
         """Add what a flow reported."""
         for name, count in report.counts.items():
             self.totals[name] += count
-        self._window.append((self._now(), report.counts))
+        with self._lock:
+            self._window.append((self._now(), report.counts))
         self.positions |= report.positions
         self._ends |= {
             partition: max(end, self._ends.get(partition, 0))
@@ -60,19 +66,21 @@ class Progress:
 
     def rate(self) -> float:
         """Return the events applied per second, over the window."""
-        self._trim()
         seconds = min(self._window_s, max(self._now() - self._started, 1.0))
-        return sum(counted["applied"] for _, counted in self._window) / seconds
+        return sum(counted["applied"] for counted in self._recent()) / seconds
 
     def freshness_s(self, share: float) -> float | None:
         """Return an upper bound of this quantile of the window's freshness; None without events."""
-        self._trim()
-        buckets = [sum(counted[name] for _, counted in self._window) for name in counts.BUCKETS]
+        recent = self._recent()
+        buckets = [sum(counted[name] for counted in recent) for name in counts.BUCKETS]
         return quantile(buckets, share)
 
-    def _trim(self) -> None:
-        while self._window and self._window[0][0] < self._now() - self._window_s:
-            self._window.popleft()
+    def _recent(self) -> list[dict[str, int]]:
+        """Return the counts of the window."""
+        with self._lock:
+            while self._window and self._window[0][0] < self._now() - self._window_s:
+                self._window.popleft()
+            return [counted for _, counted in self._window]
 
 
 def quantile(buckets: list[int], share: float) -> float | None:

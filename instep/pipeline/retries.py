@@ -50,7 +50,7 @@ OVERLAP = timedelta(seconds=10)  # a transaction commits later than the time tha
 class RetriedDocument(msgspec.Struct):
     """A parked document: the event that blocks it, and when it is tried next."""
 
-    place: RecordPosition
+    position: RecordPosition
     due: datetime
     delay_s: float = DELAY_FIRST_S
 
@@ -64,20 +64,20 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, document: str, place: RecordPosition, now: datetime) -> None:
+    def add(self, document: str, position: RecordPosition, now: datetime) -> None:
         """Schedule a document for now, unless it is scheduled already."""
-        self._waiting.setdefault(document, RetriedDocument(place, now))
+        self._waiting.setdefault(document, RetriedDocument(position, now))
 
     def due(self, now: datetime, limit: int) -> dict[str, RecordPosition]:
         """Return the documents to try now, longest overdue first."""
         due = (item for item in self._waiting.items() if item[1].due <= now)
         first = heapq.nsmallest(limit, due, key=lambda item: item[1].due)
-        return {document: retried.place for document, retried in first}
+        return {document: retried.position for document, retried in first}
 
-    def refused(self, document: str, place: RecordPosition, now: datetime) -> None:
+    def refused(self, document: str, position: RecordPosition, now: datetime) -> None:
         """Try a document again later, after twice the delay each time."""
         retried = self._waiting[document]
-        retried.place, retried.due = place, now + timedelta(seconds=retried.delay_s)
+        retried.position, retried.due = position, now + timedelta(seconds=retried.delay_s)
         retried.delay_s = min(retried.delay_s * 2, DELAY_MAX_S)
 
     def postpone(self, document: str, now: datetime) -> None:
@@ -138,10 +138,10 @@ class Retries:
         still_refused = refused_again(session, list(events.values()))  # 1
         deadline = time.monotonic() + ROUND_WORK_S
         for document, event in events.items():
-            if event.place in still_refused:
-                self._schedule.refused(document, event.place, now)
+            if event.position in still_refused:
+                self._schedule.refused(document, event.position, now)
             elif time.monotonic() < deadline:
-                self._release(session, document, event.place, now)  # 2
+                self._release(session, document, event.position, now)  # 2
         return len(events)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -188,14 +188,14 @@ class Retries:
             room = KNOWN_MAX - len(self._schedule)
             if room <= 0:
                 return
-            for document, place in sink.journal.parked_since(reason, since, room):
-                self._schedule.add(document, place, now)
+            for document, position in sink.journal.parked_since(reason, since, room):
+                self._schedule.add(document, position, now)
 
     def _has_expired(self, event: QuarantinedRecord, now: datetime) -> bool:
         return event.at + timedelta(seconds=self._pipeline.retry_parked_s) < now
 
     def _release(
-        self, session: MaintenanceSession, document: str, place: RecordPosition, now: datetime
+        self, session: MaintenanceSession, document: str, position: RecordPosition, now: datetime
     ) -> None:
         try:
             changes = release.release(session, document, execute=True)
@@ -204,13 +204,13 @@ class Retries:
         except errors.Transient:  # a task holds the ledger
             self._schedule.postpone(document, now)
         except errors.RowRefused:  # at the commit: a deferred foreign key of SQLite
-            self._schedule.refused(document, place, now)
+            self._schedule.refused(document, position, now)
         else:
             blocking = _first_parked(changes)
             if blocking is None or blocking.reason not in RETRIED:
                 self._schedule.forget(document)
             else:
-                self._schedule.refused(document, blocking.place, now)
+                self._schedule.refused(document, blocking.position, now)
 
 
 def refused_again(
@@ -222,7 +222,7 @@ def refused_again(
     """
     still_refused: set[RecordPosition] = set()
     by_partition = itertools.groupby(
-        waiting, key=lambda event: (event.place.topic, event.place.partition)
+        waiting, key=lambda event: (event.position.topic, event.position.partition)
     )
     partitions = [{event.record.offset: event for event in group} for _, group in by_partition]
     try:
@@ -233,7 +233,7 @@ def refused_again(
                 for refusal in refused:
                     event = parked[refusal.event.offset]
                     if event.reason == refusal.refusal.reason.value:
-                        still_refused.add(event.place)
+                        still_refused.add(event.position)
     except (errors.RowRefused, errors.Outrun):
         # The whole transaction failed, not one row: each document has to be tried alone.
         return set()

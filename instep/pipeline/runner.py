@@ -22,9 +22,10 @@ from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
 from instep.pipeline import continuity, failures, monitors, pending, progress, retries
 from instep.pipeline.applier import TaskPlan
-from instep.pipeline.apply import batch, transaction
+from instep.pipeline.apply import batch
 from instep.pipeline.engine import Engine, Flow
 from instep.sinks import inspection, runs
+from instep.sinks.ledger import fenced
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
@@ -187,6 +188,7 @@ class Runner(threading.Thread):
 
         1. Check that the topic is the one in the ledger.
         2. Take a new epoch, which fences older runs, and read the ledger in the same transaction.
+           If a newer run has fenced this one since its last start, end.
         3. Check that the log still holds what was applied and what comes next.
         4. Start the flow at the ledger's offsets.
         """
@@ -204,16 +206,15 @@ class Runner(threading.Thread):
         # Before the epoch is taken: a start with a wrong address must not fence the right run.
         continuity.refuse_replaced(self.name, topic, known)  # 1
         begins = pending.begins(self.cluster, topic, self.pipeline, known)
-        epoch, ledger = sink.ledger.take_epoch(
-            Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items()
-        )  # 2
+        partitions = [Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items()]
+        self._epoch, ledger = sink.ledger.take_epoch(partitions, self._epoch)  # 2
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)  # 3
         self._confirmed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
             applied = sink.ledger.applied_ranges()
-        writer = batch.Writer(epoch, topic.cluster_id, topic.id, applied)
+        writer = batch.Writer(self._epoch, topic.cluster_id, topic.id, applied)
         self._adopt_totals(ledger)
-        self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
+        self._topic, self._target, self._ledger = topic, target, ledger
         self._lag.partitions = tuple(topic.partitions)
         self._checked_at = self._table_checked_at = time.monotonic()
         self._applied = {}
@@ -314,7 +315,7 @@ class Runner(threading.Thread):
             ledger = sink.ledger.positions()
         newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > self._epoch:
-            raise transaction.fenced(self.name, newest, self._epoch)
+            raise fenced(self.name, newest, self._epoch)
         moved_back = self._moved_back(ledger)
         for partition in self._ledger:
             now = ledger.get(partition)
@@ -375,7 +376,9 @@ class Runner(threading.Thread):
         if self._flow is not None:
             self._flow.add_partitions(topic.partitions)
             self._lag.partitions = tuple(topic.partitions)
-        if self.state is RunnerState.WAITING:
+        if self._flow is not None and (what := self._flow.waits_for()):
+            self._wait_for(what)
+        elif self.state is RunnerState.WAITING:
             self.state = RunnerState.RUNNING
         if time.monotonic() - self._failed_at > FORGET_AFTER_S:
             self._failures = self._doubtful_failures = 0

@@ -93,15 +93,15 @@ class RunFolder:
 
 
 def open_session(
-    spark: settings.Spark, files: SparkFiles, place: RunFolder, *, verbose: bool = False
+    spark: settings.Spark, files: SparkFiles, folder: RunFolder, *, verbose: bool = False
 ) -> SparkSession:
     """Start Spark with SQL, or raise an error that says why it does not start."""
-    open_context(spark, files, place, verbose=verbose)
+    open_context(spark, files, folder, verbose=verbose)
     return SparkSession.builder.getOrCreate()  # on the active context
 
 
 def open_context(
-    spark: settings.Spark, files: SparkFiles, place: RunFolder, *, verbose: bool = False
+    spark: settings.Spark, files: SparkFiles, folder: RunFolder, *, verbose: bool = False
 ) -> SparkContext:
     """Start Spark without SQL, which takes half a second less."""
     spark_options.check(spark.master, spark.memory)
@@ -111,18 +111,18 @@ def open_context(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The workers' daemon inherits this from the JVM.
     os.environ["INSTEP_PRELOAD"] = ",".join([RESIDENT, *([QUERIES] if files.jars else [])])
-    given, options = jvm.without_arguments(spark.conf, place.path)
-    conf = joined(_conf(spark, files, place, verbose, options), given)
+    given, options = jvm.without_arguments(spark.conf, folder.path)
+    conf = joined(_conf(spark, files, folder, verbose, options), given)
     conf |= {
         "spark.master": retrying(spark.master),
         "spark.app.name": conf.get("spark.app.name", "instep"),
     }
     try:
-        with nullcontext() if verbose else _stderr_to(place.log):
-            jvm.launch(conf, place.path)
+        with nullcontext() if verbose else _stderr_to(folder.log):
+            jvm.launch(conf, folder.path)
             context = SparkContext.getOrCreate(SparkConf().setAll(list(conf.items())))
     except (PySparkException, Py4JError) as error:
-        raise _not_started(place.log, error) from error
+        raise _not_started(folder.log, error) from error
     context.setLogLevel("WARN" if verbose else "ERROR")
     if not verbose:
         silence_lost_connections(context._accumulatorServer)
@@ -134,7 +134,7 @@ class Session:
 
     def __init__(self, spark: settings.Spark, files: SparkFiles, *, verbose: bool = False) -> None:
         self._settings, self._files, self._verbose = spark, files, verbose
-        self.place = RunFolder()
+        self.folder = RunFolder()
         self._context: SparkContext | None = None
 
     @property
@@ -142,20 +142,20 @@ class Session:
         """Return the session's context; start it if necessary."""
         if self._context is None:
             self._context = open_context(
-                self._settings, self._files, self.place, verbose=self._verbose
+                self._settings, self._files, self.folder, verbose=self._verbose
             )
         return self._context
 
     def is_lost(self) -> bool:
         """Return whether the folder was removed."""
-        return self.place.is_lost()
+        return self.folder.is_lost()
 
     def renew(self) -> None:
         """Replace the folder, the session and the JVM, which knows the path of the old folder."""
         self.stop()
         _end_jvm()
-        self.place.remove()
-        self.place = RunFolder()
+        self.folder.remove()
+        self.folder = RunFolder()
 
     def stop(self) -> None:
         """Stop the session, if there is one."""
@@ -253,12 +253,12 @@ def _stderr_to(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _has_room_for_sockets(place: RunFolder) -> bool:
+def _has_room_for_sockets(folder: RunFolder) -> bool:
     """Return whether paths of sockets in the temporary folders are short enough.
 
     Otherwise Spark has to use ports.
     """
-    folders = (place.path, Path(tempfile.gettempdir()))
+    folders = (folder.path, Path(tempfile.gettempdir()))
     longest = max(len(os.fsencode(folder)) for folder in folders)
     return longest + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
 
@@ -291,14 +291,14 @@ def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
 def _conf(
     spark: settings.Spark,
     files: SparkFiles,
-    place: RunFolder,
+    folder: RunFolder,
     verbose: bool,
     given: Sequence[str] = (),
 ) -> dict[str, str]:
     options = [
-        f"-Dinstep.log={place.log}",
+        f"-Dinstep.log={folder.log}",
         "-XX:+UseSerialGC",
-        f"-Djava.io.tmpdir={place.path}",
+        f"-Djava.io.tmpdir={folder.path}",
         *(COMPILER if files.jars else QUICK_COMPILER),
         *_archived(files.archive),
     ]
@@ -313,15 +313,15 @@ def _conf(
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(place.path / "local"),
-        "spark.sql.warehouse.dir": str(place.path / "warehouse"),
+        "spark.local.dir": str(folder.path / "local"),
+        "spark.sql.warehouse.dir": str(folder.path / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
         "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         # These three shorten a micro-batch most.
-        "spark.python.unix.domain.socket.enabled": str(_has_room_for_sockets(place)).lower(),
+        "spark.python.unix.domain.socket.enabled": str(_has_room_for_sockets(folder)).lower(),
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing"
             ".FileSystemBasedCheckpointFileManager"

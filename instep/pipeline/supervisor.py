@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -19,12 +17,14 @@ from instep.document.showing import counted
 from instep.kafka import backlog, topics
 from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster, java_config
+from instep.metrics_server import MetricsServer
 from instep.pipeline import pending, session
 from instep.pipeline.engine import Engine
 from instep.pipeline.engines import Engines
-from instep.pipeline.metrics import MetricsServer
+from instep.pipeline.metrics import Pipelines
 from instep.pipeline.reporter import Reporter
 from instep.pipeline.runner import Runner, RunnerState
+from instep.pipeline.stop import Stop
 from instep.sinks import inspection
 from instep.spark_options import SparkFiles
 from instep.terminal import Tone
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TICK_INTERVAL_S = 0.25
 KEEP_WARM_INTERVAL_S = 30.0
 END_WITHIN_S = 4.0
-MIRROR_PATIENCE_S = 1.0
+RUNNER_END_PATIENCE_S = 1.0
 
 
 def run(
@@ -56,17 +56,20 @@ def run(
     reports on them; by default that is a Reporter on stderr. Without `stop`, the run is a command:
     signals end it, and the process with it if Spark does not end in time.
     """
+    stop = stop or Stop(exits=True)
     observe = observe or functools.partial(Reporter, verbose=verbose)
     chosen = {name: settings.pipeline(declared, name) for name in names}
     _check(chosen, cluster)
     backlogs = _measure(chosen, cluster, observe([]).say)
     runners: list[Runner] = []
-    server = MetricsServer(metrics_port, runners) if metrics_port is not None else None
+    server = None
+    if metrics_port is not None:
+        server = MetricsServer(metrics_port, Pipelines(runners))
     opened = session.Session(_spark_settings(declared, chosen), files, verbose=verbose)
     try:
-        with _stop_signals(stop or Stop(exits=True)) as stopped:
+        with stop.signals():
             pool = _EnginePool(opened, cluster, chosen, backlogs)
-            stopped.listen()
+            stop.started()
             try:
                 runners += [
                     Runner(
@@ -84,15 +87,15 @@ def run(
                         ends = {p: partition.end for p, partition in partitions.items()}
                         positions = {p: end - partitions[p].records for p, end in ends.items()}
                         runner.progress.begin(positions, ends)
-                _work(pool, runners, stopped, server, observe(runners))
+                _work(pool, runners, stop, server, observe(runners))
             finally:
-                with _deadline(stopped, END_WITHIN_S):
+                with _deadline(stop, END_WITHIN_S):
                     pool.close()
                     opened.stop()
     finally:
         if server:
             server.close()
-        opened.place.remove()
+        opened.folder.remove()
     failed = next((runner.error for runner in runners if runner.error), None)
     if failed is not None:
         raise failed
@@ -159,53 +162,6 @@ class Observer(Protocol):
 Observe = Callable[[Sequence[Runner]], Observer]
 
 
-class Stop:
-    """Set when the run must end: by a signal, or by the event that a caller from Python sets.
-
-    With `exits`, the process ends if Spark does not end in time.
-    """
-
-    def __init__(self, event: threading.Event | None = None, *, exits: bool = False) -> None:
-        self._event = event or threading.Event()
-        self._by_signal = event is None
-        self.exits = exits
-        self.requested_at = 0.0
-
-    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
-        if not self._event.is_set():
-            self.requested_at = time.monotonic()
-        self._event.set()
-
-    def listen(self) -> None:
-        """Handle signals. Call this after Spark has started, as Spark installs its own handler."""
-        if not self._by_signal:
-            return
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self)
-
-    def is_requested(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
-
-
-@contextlib.contextmanager
-def _stop_signals(stop: Stop) -> Iterator[Stop]:
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class _EnginePool:
     """The engines of the current Spark session, and what keeps the session ready."""
 
@@ -227,7 +183,7 @@ class _EnginePool:
         self._engines = Engines(
             self.opened.context,
             self._cluster,
-            self.opened.place.path,
+            self.opened.folder.path,
             self._chosen,
             tasks_max=self._tasks_max,
         )
@@ -277,12 +233,12 @@ def _work(
         ):
             if pool.opened.is_lost():
                 reporter.say(
-                    f"the temporary folder {pool.opened.place.path} was removed;"
+                    f"the temporary folder {pool.opened.folder.path} was removed;"
                     " starting a new Spark session",
                     Tone.WARNING,
                 )
                 pool.renew(runners)
-                stop.listen()
+                stop.started()
             pool.tick()
             reporter.tick()
     finally:
@@ -293,7 +249,7 @@ def _work(
 
 
 def _stop_all(runners: Sequence[Runner]) -> None:
-    _in_parallel([functools.partial(runner.stop, MIRROR_PATIENCE_S) for runner in runners])
+    _in_parallel([functools.partial(runner.stop, RUNNER_END_PATIENCE_S) for runner in runners])
 
 
 def _in_parallel(calls: Sequence[Callable[[], None]]) -> None:

@@ -29,6 +29,7 @@ class RowDifference(msgspec.Struct, frozen=True):
     known: bool  # the log, or the source, knows the document
     split: bool  # its events lie in several partitions
     recorded: bool  # instep's tables say that the pipeline has written it
+    loaded: bool  # `instep load` has written it
     columns: tuple[int, ...]
     expected: bytes | None
     found: bytes | None
@@ -60,6 +61,7 @@ def listed(findings: DataFrame, count: int) -> Iterator[RowDifference]:
             bool(row.known),
             bool(row.split),
             bool(row.recorded),
+            bool(row.loaded),
             tuple(row.columns or ()),
             _bytes(row.expected),
             _bytes(row.found),

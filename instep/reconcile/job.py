@@ -60,6 +60,7 @@ from instep.document.mapping import TIMESTAMP
 from instep.document.showing import counted
 from instep.kafka import backlog, offsets, reading, topics
 from instep.kafka.connection import Cluster, java_config
+from instep.operate import row_source
 from instep.pipeline import failures, session
 from instep.pipeline.micro_batch import arrow, query
 from instep.reconcile import (
@@ -67,7 +68,6 @@ from instep.reconcile import (
     findings,
     repair,
     report,
-    source,
     spark_input,
     spark_progress,
     spark_steps,
@@ -94,10 +94,12 @@ class Request(msgspec.Struct, frozen=True):
 
     begin: str | None = None
     wait_s: float = 10.0
-    source: source.RowSource | None = None
+    source: row_source.RowSource | None = None
     out: Path | None = None
     fix: repair.RepairRequest | None = None
     strict: bool = False  # every row that the topic does not explain is extra, whoever wrote it
+    # The source was loaded: only its documents are compared, and newer rows of the table agree.
+    loaded: bool = False
 
 
 def _no_progress(_what: str, _done: int, _total: int, _unit: str) -> None:
@@ -267,7 +269,13 @@ class _Comparison:
                 return coverage.from_offsets(ledger, self.log.begin)
             return coverage.covered(ledger, before, first, self.log.begin)
 
-        snapshot = spark_input.take(self.sink, self._new_folder("table"), covered, self.say)
+        snapshot = spark_input.take(
+            self.sink,
+            self._new_folder("table"),
+            covered,
+            self.say,
+            after_load=self.request.loaded,
+        )
         self.say(f"{snapshot.documents:,} rows in the table")
         return snapshot
 
@@ -286,7 +294,9 @@ class _Comparison:
         """Read the rows of the other source, if there is one."""
         if self.request.source is None:
             return None
-        rows = source.records(self.request.source, self.sink.target.mapping)
+        rows = row_source.records(
+            self.request.source, self.sink.target.mapping, skip_unloaded=self.request.loaded
+        )
         return spark_input.store_records(rows, self._new_folder("source"), self.say)
 
     def _table_may_be_ahead(self) -> bool:
@@ -373,6 +383,7 @@ class _Comparison:
             self.from_source,
             applied={} if self.from_source else snapshot.coverage.applied,
             replayed={p: last for p, (_, last) in snapshot.replayed.items()},
+            after_load=self.request.loaded,
         )
 
     def _question(self) -> Question:
@@ -381,6 +392,9 @@ class _Comparison:
         names = [column.name for column in mapping.columns]
         guard = names.index(mapping.guard) if mapping.guard and rules.ordered else None
         is_time = guard is not None and isinstance(mapping.columns[guard].kind, kinds.Timestamp)
+        if self.request.loaded:  # as a load judges ties; and rows may be newer than the source
+            rules = msgspec.structs.replace(rules, order_is_time=False)
+            return Question(rules=rules, whole=False, guard=guard, guard_is_time=is_time)
         whole = self.from_source or self._log_is_complete()
         signs = self._sign_columns(guard, whole=whole)
         return Question(rules=rules, whole=whole, guard=guard, guard_is_time=is_time, signs=signs)
@@ -424,6 +438,11 @@ class _Comparison:
         if self.snapshot.followed_another:
             reasons.append(
                 "the pipeline followed another topic before; rows from it may still be in the table"
+            )
+        if self.snapshot.loaded and not self.sink.target.history:
+            reasons.append(
+                "documents were loaded from another source, and without a history instep does not"
+                " know which"
             )
         if reasons:
             self.notes += reasons

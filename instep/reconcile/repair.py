@@ -115,6 +115,8 @@ class Repairer:
                 " which came last",
             )
         if difference.kind == DocumentState.MISSING:
+            if difference.loaded:
+                return LEAVE, "it was loaded, and the log does not have all of it: load it again"
             return INSERT, ""
         if difference.kind == DocumentState.EXTRA:
             if not difference.recorded:

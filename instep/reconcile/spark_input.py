@@ -80,13 +80,16 @@ class TargetSnapshot(msgspec.Struct, frozen=True):
     coverage: Coverage
     # By partition, the first and the last offset that was skipped and has been replayed since.
     replayed: dict[int, tuple[int, int]]
+    loaded: bool = False  # `instep load` has written rows that the log does not explain
 
 
-def take(sink: Sink, folder: Path, coverage_of: CoverageOf, say: Say) -> TargetSnapshot:
+def take(
+    sink: Sink, folder: Path, coverage_of: CoverageOf, say: Say, *, after_load: bool = False
+) -> TargetSnapshot:
     """Read table, quarantine, deleted and written documents, decisions and ledger in one snapshot.
 
     `coverage_of` computes which part of the log was applied, from the ledger and the ranges that
-    were applied before a rewind.
+    were applied before a rewind. `after_load` is for the comparison with a source that was loaded.
     """
     pack_row = spark_steps.row_packer(sink.target.mapping, sink.url.get_backend_name())
     parts = Parts(folder, spark_steps.SCHEMA, spark_steps.SPARK_SCHEMA)
@@ -111,13 +114,33 @@ def take(sink: Sink, folder: Path, coverage_of: CoverageOf, say: Say) -> TargetS
             )
         for written in scan.written_documents(sink):
             parts.add([mark(spark_steps.RECORDED, document) for (document,) in written])
+        loaded = scan.any_load(sink)
+        if after_load:
+            for read in scan.read_documents(sink):
+                parts.add([mark(spark_steps.READ, document, order=one) for document, one in read])
+        elif loaded:
+            for page_of_load in scan.loaded_documents(sink):
+                parts.add(
+                    [
+                        mark(spark_steps.LOADED, document, order=order)
+                        for document, order in page_of_load
+                    ]
+                )
         before = sink.ledger.applied_ranges()
         rewound_from = {p: max(end for _, end in ranges) for p, ranges in before.items()}
         coverage = coverage_of(ledger, before)
         replayed = _add_replayed(sink, ledger, coverage, parts)
         followed_another = scan.followed_another_topic(sink)
     return TargetSnapshot(
-        ledger, parts, excluded, documents, rewound_from, followed_another, coverage, replayed
+        ledger,
+        parts,
+        excluded,
+        documents,
+        rewound_from,
+        followed_another,
+        coverage,
+        replayed,
+        loaded,
     )
 
 

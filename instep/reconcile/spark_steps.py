@@ -3,8 +3,9 @@
 Two kinds of tasks exist: one turns records and rows into steps, the other turns sorted steps into
 findings. Rows of the table and events of the log are sorted together by document. Marks use
 partition numbers below 0, so they come before the events of their document. They say that a
-document was written by the pipeline, was replayed, is parked, was deleted, is in the table, or has
-waiting events. A task never holds more than one chunk of records, or more than one document.
+document was written by the pipeline, was loaded, was replayed, is parked, was deleted, is in the
+table, or has waiting events. A task never holds more than one chunk of records, or more than one
+document.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ CHUNK_BYTES_MAX = 32 * 1024 * 1024
 BATCH_ROWS = 10_000
 
 # The kinds of marks, as numbers of partitions that no topic has. FOUND marks hold the table's row.
+READ, LOADED = -8, -7
 RECORDED, REPLAYED, PARKED, DELETED, FOUND, WAITING = -6, -5, -4, -3, -2, -1
 NO_LOG = -1  # the partition of a row of another source, which has no offset and no headers
 UNREADABLE = 3  # the shape of a row of the source that cannot be decoded
@@ -68,6 +70,7 @@ FINDINGS = pa.schema(
         ("known", pa.bool_()),
         ("split", pa.bool_()),
         ("recorded", pa.bool_()),
+        ("loaded", pa.bool_()),
         ("columns", pa.list_(pa.int32())),
         ("expected", pa.binary()),
         ("found", pa.binary()),
@@ -75,8 +78,8 @@ FINDINGS = pa.schema(
 )
 FINDINGS_SPARK = (
     "kind string, seems string, document string, partition int, offset long, order_value long,"
-    " known boolean, split boolean, recorded boolean, columns array<int>, expected binary,"
-    " found binary"
+    " known boolean, split boolean, recorded boolean, loaded boolean, columns array<int>,"
+    " expected binary, found binary"
 )
 COUNTS, UNREADABLE_KIND = "counts", "unreadable"
 
@@ -96,6 +99,8 @@ class ComparisonPlan(msgspec.Struct, frozen=True):
     applied: dict[int, Ranges] = {}
     # By partition, the last offset outside these ranges that `instep replay` has applied.
     replayed: dict[int, int] = {}
+    # The source was loaded: only its documents are compared.
+    after_load: bool = False
 
 
 class Counts(msgspec.Struct):
@@ -220,7 +225,7 @@ def compare_documents(plan: ComparisonPlan, batches: Batches) -> Batches:
     last = comparer.finish()
     # Each task returns its counts as one more row, in the column `expected`.
     rows = [] if last is None else [last]
-    rows.append((COUNTS, *[None] * 9, msgspec.json.encode(comparer.counts), None))
+    rows.append((COUNTS, *[None] * 10, msgspec.json.encode(comparer.counts), None))
     yield from _batches(FINDINGS, iter(rows))
 
 
@@ -229,6 +234,9 @@ class _DocumentComparer:
 
     def __init__(self, plan: ComparisonPlan) -> None:
         self._question, self._applied = plan.question, plan.applied
+        self._after_load = plan.after_load
+        # What a load wrote is not in the log: nothing is known of any column.
+        self._loaded_line = folding.pack([ABSENT] * len(plan.mapping.columns))
         self._names = [column.name for column in plan.mapping.columns]
         self.counts = Counts()
         self._document: str | None = None
@@ -238,6 +246,9 @@ class _DocumentComparer:
         self._parked = self._waiting = self._recorded = False
         self._replayed: dict[int, int] = {}
         self._deleted_order: int | None = None
+        self._is_loaded = False
+        self._loaded_order: int | None = None
+        self._read: int | None = None
         self._found: bytes | None = None
         self._unreadable: bytes | None = None
         self._states: list[FoldedState] = []
@@ -258,7 +269,7 @@ class _DocumentComparer:
                 # combines them if a document has events in several partitions.
                 if partition != self._partition:
                     self._partition = partition
-                    self._states.append(FoldedState())
+                    self._states.append(self._first_state(partition))
                 step = FoldStep(partition, offset, timestamp_ms, order, SHAPES[shape], line, floor)
                 self._states[-1].apply(step, self._question.rules)
         elif partition == FOUND:
@@ -269,11 +280,27 @@ class _DocumentComparer:
             self._parked = True
         elif partition == RECORDED:
             self._recorded = True
+        elif partition == LOADED:
+            self._is_loaded, self._loaded_order = True, order
+        elif partition == READ:
+            self._read = order
         elif partition == REPLAYED:
             self._replayed[order] = max(offset, self._replayed.get(order, 0))
         else:
             self._waiting = True
         return finding
+
+    def _first_state(self, partition: int) -> FoldedState:
+        """Return the state of a document before its events.
+
+        If a row of a load was applied to it, older events do not matter, and nothing is known of
+        its columns.
+        """
+        state = FoldedState()
+        if self._is_loaded:
+            loaded = FoldStep(partition, -1, -1, self._loaded_order, Shape.FULL, self._loaded_line)
+            state.apply(loaded, self._question.rules)
+        return state
 
     def _took_effect(self, partition: int, offset: int) -> bool:
         """Return whether an event was applied by the pipeline or by a replay.
@@ -294,7 +321,7 @@ class _DocumentComparer:
         finding: Row | None
         if self._unreadable is not None:
             self.counts.count(UNREADABLE_KIND)
-            empty = [None] * 7
+            empty = [None] * 8
             finding = (
                 UNREADABLE_KIND,
                 None,
@@ -310,8 +337,13 @@ class _DocumentComparer:
 
     def _compare(self, document: str) -> Row | None:
         state = folding.joined(self._states, self._question.rules) if self._states else None
+        if self._after_load and state is None:
+            return None  # the source does not have it
+        question = self._question
+        if self._is_loaded:  # for this document, the log is incomplete
+            question = msgspec.structs.replace(question, whole=False)
         finding = comparison.compare(
-            self._question,
+            question,
             state,
             self._found,
             forgotten=self._deleted_order,
@@ -321,6 +353,8 @@ class _DocumentComparer:
         )
         if finding is None:
             return None
+        if finding.kind in comparison.REAL and self._is_explained(finding, state):
+            finding = comparison.NOT_IN_LOG
         if finding.kind is DocumentState.NOT_OURS:
             self.counts.count(finding.kind.value)
             return None
@@ -334,6 +368,28 @@ class _DocumentComparer:
             return None
         return self._row(document, finding, state)
 
+    def _is_explained(self, finding: DocumentFinding, state: FoldedState | None) -> bool:
+        """Return whether a load, or events after it, explain a difference.
+
+        With the topic: the row is the one that a load wrote. With the source of a load: an event
+        decided, because it was read before, or later than the load.
+        """
+        question = self._question
+        order = None
+        if self._found is not None:
+            order = comparison.order_of(question, folding.unpack(self._found))
+        if self._is_loaded:
+            return order is not None and order == self._loaded_order
+        if not self._after_load or self._read is None:
+            return False
+        if not question.rules.ordered:
+            return True
+        if finding.kind is DocumentState.MISSING:
+            # one of its events is a delete, of a document whose order value was not known
+            return bool(self._read) and self._deleted_order is None
+        is_tie = state is not None and order is not None and order == state.order
+        return is_tie and question.guard_is_time
+
     def _row(self, document: str, finding: DocumentFinding, state: FoldedState | None) -> Row:
         last = state.last if state else None
         return (
@@ -346,6 +402,7 @@ class _DocumentComparer:
             state is not None,
             len(self._states) > 1,
             self._recorded,
+            self._is_loaded,
             list(finding.columns),
             state.line if state else None,
             self._found,

@@ -1,6 +1,6 @@
 """The journal: history, dead letters, parked events, decisions, and deleted documents.
 
-Every transaction that applies a batch adds to it; `instep parked`, `instep dead-letters`,
+Every transaction that applies a batch adds to it; `instep parked`, `instep dead`,
 `instep replay` and others read and change it. A caller that changes quarantine holds the
 transaction and locks all ledger rows, so that people and tasks take turns.
 """
@@ -19,6 +19,7 @@ from instep.document.guard import Document, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
+    LOAD_PREFIX,
     DecisionRecord,
     DocumentExceptions,
     HistoryEntry,
@@ -150,6 +151,14 @@ SELECT_UNAPPLIED_IN_RANGE = (
     f" UNION SELECT {{offset}} FROM instep_parked{IN_RANGE}"
     f" UNION SELECT {{offset}} FROM instep_decisions{IN_RANGE}"
     " AND action IN ('skipped', 'dropped')"
+)
+
+# Documents of which the pipeline has read an event, and whether one of these was a delete: with an
+# order, only a delete may have no order value.
+SELECT_READ_DOCUMENTS = (
+    "SELECT document, min(CASE WHEN order_value IS NULL THEN 0 ELSE 1 END) FROM instep_history"
+    f" WHERE pipeline = ? AND substr(topic, 1, {len(LOAD_PREFIX)}) <> '{LOAD_PREFIX}'"
+    " AND document IN {{documents}} GROUP BY document"
 )
 
 RENAME_TOPIC = (
@@ -409,7 +418,7 @@ class Journal:
         """Return the parked events at these positions, in log order."""
         if not positions:
             return []
-        where, values = self._where(Selection(places=tuple(positions)), by_key=False)
+        where, values = self._where(Selection(positions=tuple(positions)), by_key=False)
         rows = self._select(SELECT_PARKED + where + IN_LOG_ORDER, *values)
         return [_quarantined(row[:-1], row[-1]) for row in rows]
 
@@ -418,7 +427,7 @@ class Journal:
         rows = self._select(f"{SELECT_PARKED} AND document = ?{IN_LOG_ORDER}", document)
         events = [_quarantined(row[:-1], row[-1]) for row in rows]
         logs = itertools.groupby(
-            events, key=lambda event: (event.place.topic, event.place.partition)
+            events, key=lambda event: (event.position.topic, event.position.partition)
         )
         return list(heapq.merge(*(list(log) for _, log in logs), key=lambda event: event.at))
 
@@ -455,6 +464,17 @@ class Journal:
             found, lambda row: (RecordPosition(*row[1:4]), _time(row[5]), row[6])
         )
         return RowOrigins((row[0], RecordPosition(*row[1:4]), row[4]) for row in rows)
+
+    def read_documents(self, documents: Iterable[Document]) -> dict[Document, bool]:
+        """Return those of these documents of which the pipeline has read an event.
+
+        The value says whether one of the events has no order value. Rows of loads do not count.
+        """
+        by_name = {str(document): document for document in documents}
+        found = self.connection.select_many(
+            self.connection.sql(SELECT_READ_DOCUMENTS), (self.pipeline,), sorted(by_name)
+        )
+        return {by_name[name]: not has_orders for name, has_orders in found}
 
     def update_verdict(
         self,
@@ -499,7 +519,7 @@ class Journal:
     # --- decisions, and what is not applied ----------------------------------------------------
 
     def decisions(
-        self, *, document: str | None = None, place: RecordPosition | None = None
+        self, *, document: str | None = None, position: RecordPosition | None = None
     ) -> list[DecisionRecord]:
         """Return the decisions about a document or a record, in order of time."""
         where = ""
@@ -507,9 +527,9 @@ class Journal:
         if document is not None:
             where += " AND document = ?"
             values.append(document)
-        if place is not None:
+        if position is not None:
             where += " AND topic = ? AND {partition} = ? AND {offset} = ?"
-            values += _fields(place)
+            values += _fields(position)
         rows = self._select(SELECT_DECISIONS + where + " ORDER BY {at}", *values)
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
 
@@ -527,7 +547,7 @@ class Journal:
         }
 
     def unapplied_in_range(self, partition: int, start: int, end: int) -> set[int]:
-        """Return the offsets of a range whose events are dead letters, parked or given up."""
+        """Return the offsets of a range that are dead letters, parked, skipped or dropped."""
         # the statement asks three tables for the same range
         parameters = (self.pipeline, self.topic, partition, start, end) * 3
         rows = self.connection.select(self.connection.sql(SELECT_UNAPPLIED_IN_RANGE), parameters)
@@ -632,9 +652,9 @@ class Journal:
         if selection.document is not None:
             parts.append("{key} = ?" if by_key else "document = ?")
             values.append(selection.document.encode() if by_key else selection.document)
-        if selection.places:
+        if selection.positions:
             alternatives = []
-            for (topic, partition), offsets in _by_partition(selection.places).items():
+            for (topic, partition), offsets in _by_partition(selection.positions).items():
                 marks = ", ".join("?" * len(offsets))
                 alternatives.append(f"topic = ? AND {{partition}} = ? AND {{offset}} IN ({marks})")
                 values += (topic, partition, *offsets)
@@ -702,17 +722,16 @@ def _in_applied_order(
 
 def _quarantined(row: tuple[Any, ...], document: str | None = None) -> QuarantinedRecord:
     topic, partition, offset, timestamp_ms, key, value, headers, reason, detail, at = row
+    position = RecordPosition(topic, partition, offset)
     record = Record(
         offset,
         -1 if timestamp_ms is None else timestamp_ms,
         _bytes(key),
         _bytes(value),
-        partition,
+        -1 if position.is_loaded else partition,  # a row of a load has no partition
         decode_headers(_bytes(headers)),
     )
-    return QuarantinedRecord(
-        RecordPosition(topic, partition, offset), record, reason, detail or "", _time(at), document
-    )
+    return QuarantinedRecord(position, record, reason, detail or "", _time(at), document)
 
 
 def _limit(limit: int | None) -> str:

@@ -12,6 +12,8 @@ import msgspec
 from instep.document.decoding import Record
 from instep.document.guard import Document
 
+LOAD_PREFIX = "load:"  # of a load's name in place of a topic; Kafka allows no colon there
+
 
 class Action(StrEnum):
     """What a person did; kept in `instep_decisions`."""
@@ -38,20 +40,25 @@ class DocumentExceptions(msgspec.Struct, frozen=True):
 
 
 class RecordPosition(msgspec.Struct, frozen=True, order=True):
-    """Where in a log a record is."""
+    """Where in a log a record is; or a row of a load, whose name is in place of the topic."""
 
     topic: str
     partition: int
     offset: int
 
+    @property
+    def is_loaded(self) -> bool:
+        """Return whether this is a row that `instep load` read."""
+        return self.topic.startswith(LOAD_PREFIX)
+
     def __str__(self) -> str:
-        return f"{self.partition}:{self.offset}"
+        return f"{self.topic if self.is_loaded else self.partition}:{self.offset}"
 
 
 class QuarantinedRecord(msgspec.Struct, frozen=True):
     """A whole record in quarantine, and the reason. A dead letter has no document."""
 
-    place: RecordPosition
+    position: RecordPosition
     record: Record
     reason: str
     detail: str
@@ -76,13 +83,13 @@ class ParkedHead(msgspec.Struct, frozen=True):
     reason: str
     detail: str
     since: datetime
-    place: RecordPosition
+    position: RecordPosition
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
     """One event of a document in the history."""
 
-    place: RecordPosition
+    position: RecordPosition
     status: str | None
     order: int | None
     event_time: datetime | None
@@ -93,7 +100,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 class DecisionRecord(msgspec.Struct, frozen=True):
     """What a person decided about a record: action, outcome, reason and actor."""
 
-    place: RecordPosition
+    position: RecordPosition
     at: datetime
     document: str | None
     action: str
@@ -109,7 +116,7 @@ class Selection(msgspec.Struct, frozen=True):
     since: datetime | None = None
     until: datetime | None = None
     document: str | None = None
-    places: tuple[RecordPosition, ...] = ()
+    positions: tuple[RecordPosition, ...] = ()
 
     def __bool__(self) -> bool:
         return self != Selection()

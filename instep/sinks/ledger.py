@@ -6,6 +6,7 @@ rows. `instep_applied` keeps the ranges of offsets that were applied before the 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,12 +55,21 @@ INSERT_APPLIED = (
 AppliedRanges = dict[int, list[tuple[int, int]]]  # per partition, half-open ranges of offsets
 
 
-class Ledger:
-    """The ledger of one pipeline and topic."""
+def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
+    """Return the error for a writer that a newer run has replaced."""
+    return errors.Fenced(
+        f"pipeline {pipeline!r} was started elsewhere: epoch {newest} is newer than {mine}",
+        "the newer run continues, and nothing is lost;"
+        f" to take over from it: instep run {shlex.quote(pipeline)}",
+    )
 
-    def __init__(self, connection: Connection) -> None:
+
+class Ledger:
+    """The ledger of one pipeline and topic: the target's, or another one."""
+
+    def __init__(self, connection: Connection, topic: str | None = None) -> None:
         self._connection = connection
-        self._topic = (connection.target.pipeline, connection.target.topic)
+        self._topic = (connection.target.pipeline, topic or connection.target.topic)
 
     def positions(self, lock: bool = False, *, wait: bool = True) -> dict[int, Position]:
         """Return the rows by partition; with `lock` they stay locked until the transaction ends.
@@ -138,15 +148,23 @@ class Ledger:
         totals = _encode_totals(position.totals)
         self._execute(UPDATE_TOTALS, totals, *self._topic, position.partition, position.epoch)
 
-    def take_epoch(self, partitions: Iterable[Position]) -> tuple[int, dict[int, Position]]:
+    def take_epoch(
+        self, partitions: Iterable[Position], mine: int = 0
+    ) -> tuple[int, dict[int, Position]]:
         """Fence every older writer of this pipeline, and add rows for new partitions.
+
+        A run that starts its flow again passes the epoch that is `mine`: it must not take the
+        pipeline back from a newer run, and raises Fenced.
 
         Returns the epoch, and the ledger as it is *after* that: an older task may have committed
         until that moment.
         """
         with self._connection.transaction():
             existing = self.positions(lock=True)
-            epoch = max((position.epoch for position in existing.values()), default=0) + 1
+            newest = max((position.epoch for position in existing.values()), default=0)
+            if mine and newest > mine:
+                raise fenced(self._topic[0], newest, mine)
+            epoch = max(newest, mine) + 1
             self._execute(SET_EPOCH, epoch, *self._topic)
             for position in partitions:
                 if position.partition not in existing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -451,6 +451,10 @@ class PostgresTargetTable(TargetTable):
             return self.upsert_stage()
         arrays = list(map(list, zip(*self.flat(rows), strict=True)))
         return self.connection.execute_often(self._upsert_arrays, arrays)
+
+    def prepared_upsert(self, rows: Sequence[StagedRow]) -> Callable[[], int]:
+        self.fill_stage(rows)
+        return self.upsert_stage
 
     def upsert_stage(self) -> int:
         return self.connection.execute(self._upsert_stage)

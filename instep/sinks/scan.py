@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from instep.sinks.journal_entries import LOAD_PREFIX
 from instep.sinks.sink import Sink
 
 PAGE_ROWS = 50_000
@@ -26,7 +27,20 @@ REPLAYED_PAGE = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
     " AND action = 'replayed' AND outcome = 'applied' AND document IS NOT NULL"
 )
-OTHER_TOPIC = "SELECT 1 FROM {{table}} WHERE pipeline = ? AND topic <> ? LIMIT 1"
+IS_LOAD = f"substr(topic, 1, {len(LOAD_PREFIX)}) = '{LOAD_PREFIX}'"
+OTHER_TOPIC = (
+    f"SELECT 1 FROM {{{{table}}}} WHERE pipeline = ? AND topic <> ? AND NOT ({IS_LOAD}) LIMIT 1"
+)
+ANY_LOAD = "SELECT 1 FROM instep_loads WHERE pipeline = ? LIMIT 1"
+LOADED_PAGE = (
+    "SELECT document, max(order_value) FROM instep_history"
+    f" WHERE pipeline = ? AND {IS_LOAD} AND verdict IN ('applied', 'released')"
+)
+# 1 if one of the document's events has no order value: with an order, it is a delete
+READ_PAGE = (
+    "SELECT document, max(CASE WHEN order_value IS NULL THEN 1 ELSE 0 END) FROM instep_history"
+    f" WHERE pipeline = ? AND NOT ({IS_LOAD})"
+)
 
 
 def rows(sink: Sink) -> Iterator[list[tuple[Any, ...]]]:
@@ -74,10 +88,28 @@ def replayed_documents(
     )
 
 
+def any_load(sink: Sink) -> bool:
+    """Return whether `instep load` has ever written for this pipeline."""
+    return bool(sink.connection.select(sink.connection.sql(ANY_LOAD), (sink.target.pipeline,)))
+
+
+def loaded_documents(sink: Sink) -> Iterator[list[tuple[str, int | None]]]:
+    """Read every document to which a row of a load was applied, and the order value of the row."""
+    return _pages(sink, LOADED_PAGE, grouped=" GROUP BY document")
+
+
+def read_documents(sink: Sink) -> Iterator[list[tuple[str, int]]]:
+    """Read every document of which the pipeline has read an event from a topic.
+
+    The number is 1 if one of its events has no order value.
+    """
+    return _pages(sink, READ_PAGE, grouped=" GROUP BY document")
+
+
 def followed_another_topic(sink: Sink) -> bool:
     """Return whether the table may hold events of another topic.
 
-    The ledger, a decision or the history names one.
+    The ledger, a decision or the history names one. Loads do not count.
     """
     # the last one needs a scan of the whole history
     tables = ("instep_ledger", "instep_decisions", "instep_history")

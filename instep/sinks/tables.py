@@ -186,6 +186,24 @@ DELETED = sa.Table(
     **TRANSACTIONAL,
 )
 
+# One row per load of existing documents (`instep load`). Its next row is in the ledger, under the
+# topic name that `loads.topic_of` returns.
+LOADS = sa.Table(
+    "instep_loads",
+    metadata,
+    sa.Column("pipeline", name_type(100), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("name", name_type(255), nullable=False),
+    sa.Column("source", long_text(), nullable=False),
+    sa.Column("digest", name_type(64), nullable=False),
+    sa.Column("state", name_type(16), nullable=False),
+    sa.Column("mark", long_text()),  # JSON; see `source_query.RowMark`
+    sa.Column("started_at", time_type(), nullable=False),
+    sa.Column("ended_at", time_type()),
+    sa.Column("actor", name_type(100), nullable=False),
+    **TRANSACTIONAL,
+)
+
 
 # Columns that earlier versions called something else.
 RENAMED = {DECISIONS.name: {"deed": "action", "why": "reason", "who": "actor"}}

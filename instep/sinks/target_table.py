@@ -9,7 +9,7 @@ with what is stored by then.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -62,7 +62,7 @@ class TargetTable(abc.ABC):
         self.text_keys = [key for key in mapping.keys if isinstance(key.kind, kinds.Text)]
         self.columns = tuple(column.name for column in mapping.columns)
         self.guard = self.quoted(mapping.guard) if mapping.guard else None
-        self.guard_place = self.columns.index(mapping.guard) if mapping.guard else None
+        self.guard_index = self.columns.index(mapping.guard) if mapping.guard else None
         self.guard_kind = next(
             (column.kind for column in mapping.columns if column.name == mapping.guard), None
         )
@@ -101,6 +101,10 @@ class TargetTable(abc.ABC):
         """
         self.fill_stage(rows)
         return self.upsert_stage()
+
+    def prepared_upsert(self, rows: Sequence[StagedRow]) -> Callable[[], int | None]:
+        """Return the upsert of documents, with everything done that does not touch the table."""
+        return lambda: self.upsert(rows)
 
     def staged_key_as_text(self) -> str | None:
         """Return the expression of the staged key as text; None if the key is composite."""

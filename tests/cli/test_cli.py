@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,13 +13,16 @@ import sys
 import time
 import urllib.request
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 from typer.main import get_command
+from typer.testing import Result
 
 from instep import __version__, cli, settings, sinks
 from instep.cli import output
@@ -27,7 +31,7 @@ from instep.local.broker import LocalCluster
 from instep.local.ports import free
 from instep.sinks import inspection
 from tests.support import probes
-from tests.support.cli import EVENTS, instep, prepare_folder, settings_text
+from tests.support.cli import EVENTS, instep, instep_in_session, prepare_folder, settings_text
 from tests.support.databases import run_sql
 from tests.support.transactions import apply, begun, event, record
 from tests.support.waiting import wait_until
@@ -50,7 +54,9 @@ def test_help_lists_the_commands_and_version_prints_the_version(tmp_path: Path) 
         assert re.search(rf"^  {command} ", shown, re.MULTILINE), command
 
 
-def test_the_first_pipeline_runs_and_reconciles(place: Path) -> None:
+def test_the_first_pipeline_runs_and_reconciles(
+    place: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run init, emit, run --once and status as in the README, then reconcile and repair damage."""
     assert "instep_ledger" in instep(place, "init", "--sql").stdout
     assert not (place / "contracts.db").exists()
@@ -87,10 +93,11 @@ def test_the_first_pipeline_runs_and_reconciles(place: Path) -> None:
     assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [
         (21,)
     ]
-    _reconcile(place)
+    _reconcile(place, functools.partial(instep_in_session, place, spark, monkeypatch))
 
 
-def _reconcile(place: Path) -> None:
+def _reconcile(place: Path, command: Callable[..., Result]) -> None:
+    """Compare in a process of its own; repair and compare again in the tests' session."""
     url = f"sqlite:///{place}/contracts.db"
     run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no LIKE 'odd%'")
     run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd3'")
@@ -106,8 +113,8 @@ def _reconcile(place: Path) -> None:
     ] == ["d3", ODD]
     # the application's own row
     run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')")
-    repaired = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
-    assert repaired.returncode == 0, repaired.stderr
+    repaired = command("reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
+    assert repaired.exit_code == 0, repaired.stderr
     [report] = json.loads(repaired.stdout)["pipelines"]
     assert (report["in_step"], report["missing"], report["different"], report["not_ours"]) == (
         True,
@@ -116,8 +123,8 @@ def _reconcile(place: Path) -> None:
         1,
     )
     assert (report["repaired"]["inserted"], report["repaired"]["written"]) == (1, 1)
-    again = instep(place, "reconcile", "--source", "events.jsonl")
-    assert again.returncode == 0, again.stderr
+    again = command("reconcile", "--source", "events.jsonl")
+    assert again.exit_code == 0, again.stderr
     assert "contracts: 1 row was never written by this pipeline, and not compared" in again.stderr
     assert again.stderr.rstrip().endswith("contracts: in step")
     assert len(list(place.glob("reconcile-*.jsonl"))) == 1
@@ -243,7 +250,7 @@ def test_run_shows_metrics_and_ends_cleanly_on_a_signal(place: Path) -> None:
             whole = f'instep_{name}{{pipeline="contracts"}}'
             wait_until(lambda whole=whole, value=value: _metric(port, whole) == value, whole)  # type: ignore[misc]
         # in the middle of a backlog; the process itself stops waiting for Spark after 4 s
-        instep(place, "emit", "-", given="\n".join([EVENTS] * 2_000))
+        instep(place, "emit", "-", given="\n".join([EVENTS] * 1_000))
         wait_until(
             lambda: (_metric(port, 'instep_records_total{pipeline="contracts"}') or 0) > 20,
             "the backlog to be begun",

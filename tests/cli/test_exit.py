@@ -119,3 +119,23 @@ def test_every_exception_becomes_a_message_with_a_remedy(
     assert words in shown
     assert len(shown.splitlines()) == 2
     assert "sh@h" not in shown
+
+
+INTERRUPTED = """
+import signal, sqlalchemy
+from instep.cli import _exit_on_signal, exit_status
+
+exit_status.prepare_process()
+signal.signal(signal.SIGTERM, _exit_on_signal)
+engine = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.pool.NullPool)
+engine.dialect.do_close = lambda _connection: signal.raise_signal(signal.SIGTERM)
+with engine.connect():
+    pass
+"""
+
+
+def test_a_signal_while_a_connection_is_closed_prints_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")

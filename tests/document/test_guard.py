@@ -291,7 +291,7 @@ def claim(offset: int, document: str, slot: Any) -> Event:
 
 
 def test_events_with_the_same_unique_value_keep_the_order_of_the_log() -> None:
-    claims = guard.Claims([(0,)], {"a": (1, UNSET), "b": (2, UNSET)})
+    unique = guard.UniqueValues([(0,)], {"a": (1, UNSET), "b": (2, UNSET)})
     events = [
         claim(0, "b", 3),
         claim(1, "a", 4),
@@ -300,21 +300,21 @@ def test_events_with_the_same_unique_value_keep_the_order_of_the_log() -> None:
         claim(4, "e", None),
         claim(5, "e", 9),
     ]
-    rounds = [[event.offset for event in one] for one in claims.rounds(events)]
+    rounds = [[event.offset for event in one] for one in unique.rounds(events)]
     # c takes a's old value, and e occurs twice: each starts a round; d is a round after b
     assert rounds == [[0, 1], [2, 3, 4], [5]]
     often = [claim(offset, "a", offset) for offset in range(20)] + [
         claim(20, "b", 99),
         claim(21, "c", 98),
     ]
-    assert [len(one) for one in guard.Claims([(0,)], {}).rounds(often)] == [*[1] * 20, 2]
+    assert [len(one) for one in guard.UniqueValues([(0,)], {}).rounds(often)] == [*[1] * 20, 2]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, 1, 2, 3])), max_size=20))
 def test_writing_in_rounds_equals_writing_one_by_one(moves: list[tuple[str, int | None]]) -> None:
     """Check that the order of writes within a round makes no difference."""
     events = [claim(offset, document, slot) for offset, (document, slot) in enumerate(moves)]
-    rounds = guard.Claims([(0,)], {}).rounds(events)
+    rounds = guard.UniqueValues([(0,)], {}).rounds(events)
     assert [event for one in rounds for event in one] == events
     had: dict[Any, set[Any]] = {}
     for one in rounds:

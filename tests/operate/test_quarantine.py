@@ -44,7 +44,7 @@ def no_cluster() -> Any:
 
 
 def verdicts_of(lines: list[Change]) -> list[tuple[int, str, str | None]]:
-    return [(line.place.offset, line.verdict, line.reason) for line in lines]
+    return [(line.position.offset, line.verdict, line.reason) for line in lines]
 
 
 def test_a_release_applies_the_waiting_events_in_order(database_url: str, open_sink: Open) -> None:
@@ -77,7 +77,7 @@ def test_a_release_applies_the_waiting_events_in_order(database_url: str, open_s
         assert verdicts_of(release.release(at, "a", execute=True)) == verdicts_of(plan)
         assert table(database_url) == [("a", "PRINTED", 4), ("b", "CREATED", 1)]
         life = timeline.read(at, "a", no_cluster)
-        assert [(one.place.offset, one.verdict) for one in life.events] == [
+        assert [(one.position.offset, one.verdict) for one in life.events] == [
             (0, "applied"),
             (1, "skipped"),
             (2, "released"),
@@ -174,7 +174,7 @@ def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
         assert table(database_url) == []
         dropped = dead_letters.drop(
             at,
-            Selection(places=(RecordPosition(TOPIC, 0, 5),)),
+            Selection(positions=(RecordPosition(TOPIC, 0, 5),)),
             "a test of the source",
             execute=True,
         )
@@ -184,16 +184,16 @@ def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
             == verdicts_of(plan)[:5]
         )
         assert table(database_url) == [("a", "PRINTED", 3), ("b", "PRINTED", 1)]
-        assert [one.place.offset for one in at.sink.journal.dead_letters(Selection())] == [4]
+        assert [one.position.offset for one in at.sink.journal.dead_letters(Selection())] == [4]
         life = timeline.read(at, "a", no_cluster)
-        assert [(one.place.offset, one.verdict) for one in life.events] == [
+        assert [(one.position.offset, one.verdict) for one in life.events] == [
             (0, "applied"),
             (1, "applied"),
             (2, "stale"),
         ]
         assert {one.action for one in life.decisions} == {"replayed"}
         assert [one.verdict for one in timeline.read(at, "c", no_cluster).events] == ["dead"]
-        [kept] = at.sink.journal.decisions(place=RecordPosition(TOPIC, 0, 5))
+        [kept] = at.sink.journal.decisions(position=RecordPosition(TOPIC, 0, 5))
         assert (kept.action, kept.outcome, kept.reason) == (
             "dropped",
             "FIELD_MISSING",

@@ -179,6 +179,22 @@ def test_lag_is_known_before_the_query_reports() -> None:
     assert reporter.line(starting) == "contracts: starting, lag 5 (2 behind an open transaction)"  # type: ignore[arg-type]
 
 
+def test_a_report_may_arrive_while_another_thread_computes_the_rate() -> None:
+    done, nothing = Progress(), dict.fromkeys(counts.NAMES, 0)
+
+    class Interrupted(dict[str, int]):
+        """Counts that are read just when the next report arrives."""
+
+        def __getitem__(self, name: str) -> int:
+            done.add(Report({**nothing, "applied": 1}, {}, {}))
+            return super().__getitem__(name)
+
+    for _ in range(2):
+        done.add(Report(Interrupted({**nothing, "applied": 1}), {}, {}))
+    assert done.rate() == 2
+    assert done.freshness_s(0.5) is None
+
+
 def test_the_ledger_holds_totals(
     database_url: str, topic: str, cluster: Cluster, runner: Start
 ) -> None:

@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from instep import settings
 from instep.kafka import places, topics
 from instep.kafka.connection import Cluster
-from instep.operate import dead_letters, parked, replay, rewind
+from instep.operate import dead_letters, log_replay, parked, rewind
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
@@ -339,8 +339,8 @@ def test_the_pipeline_equals_the_model(
     with MaintenanceSession("contracts", repaired, "ann") as session:
         assert (
             list(
-                replay.replay(
-                    session, cluster, replay.resolve_range(session, cluster), execute=True
+                log_replay.replay(
+                    session, cluster, log_replay.resolve_range(session, cluster), execute=True
                 )
             )
             == []
@@ -376,12 +376,12 @@ def _decide(
     """
     list(
         dead_letters.replay(
-            session, Selection(), replay.Overtaken(session, open_cluster), execute=True
+            session, Selection(), log_replay.OvertakenInLog(session, open_cluster), execute=True
         )
     )
     expected.replay()
     heads = {
-        one.document: ((one.place.partition, one.place.offset), one.reason)
+        one.document: ((one.position.partition, one.position.offset), one.reason)
         for one in session.sink.journal.parked_heads(Selection())
     }
     assert heads == {document: waiting[0] for document, waiting in expected.parked.items()}

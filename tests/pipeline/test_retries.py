@@ -121,7 +121,7 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         ("c", "released", "applied", "instep"),
     ]
     with session(database_url, missing="park") as at:
-        assert [(one.place.offset, one.verdict) for one in at.sink.journal.history("a")] == [
+        assert [(one.position.offset, one.verdict) for one in at.sink.journal.history("a")] == [
             (0, "released"),
             (2, "released"),
             (4, "stale"),

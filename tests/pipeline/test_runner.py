@@ -19,11 +19,11 @@ from instep.pipeline.micro_batch.flow import MicroBatchFlow
 from instep.pipeline.runner import RunnerState
 from tests.support.databases import run_sql
 from tests.support.open_transaction import wait_until_ended
-from tests.support.pipelines import drained, following
+from tests.support.pipelines import drained, following, mostly_resident, on_both_engines
 from tests.support.runs import Run, event, rows, send
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("both_engines")
+KINDS = ("sqlite", "postgres", "mariadb", "mysql")
 
 
 def reasons(url: str) -> list[str]:
@@ -32,8 +32,17 @@ def reasons(url: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("database_url", "both_engines"),
+    [
+        *((kind, "resident") for kind in KINDS),
+        ("sqlite", "micro-batch"),
+        *(pytest.param(kind, "micro-batch", marks=pytest.mark.long) for kind in KINDS[1:]),
+    ],
+    indirect=True,
+)
 def test_published_events_reach_the_table(
-    database_url: str, topic: str, cluster: Cluster, runner: Run
+    database_url: str, both_engines: str, topic: str, cluster: Cluster, runner: Run
 ) -> None:
     with Publisher(cluster.bootstrap, topic, source="print-system") as publisher:
         for version, name in enumerate(("CREATED", "QUEUED", "PRINTED"), start=1):
@@ -61,6 +70,7 @@ def test_published_events_reach_the_table(
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
 
 
+@mostly_resident
 def test_odd_records_are_quarantined_and_stop_nothing(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -106,6 +116,7 @@ def test_odd_records_are_quarantined_and_stop_nothing(
     assert run_sql(url, "SELECT DISTINCT pipeline FROM instep_ledger") == [(name,)]
 
 
+@on_both_engines
 def test_nothing_of_an_aborted_transaction_arrives(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -137,6 +148,7 @@ def test_nothing_of_an_aborted_transaction_arrives(
     assert rows(url)[-1][0] == "later"
 
 
+@on_both_engines
 def test_new_partitions_are_picked_up_while_it_runs(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -157,6 +169,7 @@ def test_new_partitions_are_picked_up_while_it_runs(
     assert (run.state, run.restarts) == (RunnerState.RUNNING, 0)
 
 
+@on_both_engines
 def test_a_second_run_fences_the_first(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -173,6 +186,26 @@ def test_a_second_run_fences_the_first(
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(51,)]
 
 
+@on_both_engines
+def test_a_run_that_waited_does_not_take_the_pipeline_back(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("postgres")
+    send(cluster, topic, event("a", 1))
+    first = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 1, "the first record")
+    first.suspend()
+    second = runner(following(url, topic))
+    wait_until(lambda: second.state is RunnerState.RUNNING, "the second run")
+    first.resume(first.engine)
+    wait_until(lambda: first.state is RunnerState.ENDED, "the first run to be fenced")
+    assert isinstance(first.error, errors.Fenced)
+    send(cluster, topic, event("b", 1))
+    wait_until(lambda: len(rows(url)) == 2, "the second run to apply")
+    assert (second.state, second.restarts) == (RunnerState.RUNNING, 0)
+
+
+@mostly_resident
 def test_a_new_pipeline_starts_where_the_settings_say(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -189,6 +222,7 @@ def test_a_new_pipeline_starts_where_the_settings_say(
     assert [row[0] for row in rows(timed)] == ["new"]
 
 
+@on_both_engines
 def test_an_empty_topic_ends_at_once(
     new_database: Callable[[str], str], topic: str, runner: Run
 ) -> None:
@@ -198,6 +232,7 @@ def test_an_empty_topic_ends_at_once(
     assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(3,)]
 
 
+@on_both_engines
 def test_batches_stay_within_their_size(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -209,6 +244,7 @@ def test_batches_stay_within_their_size(
     assert commits >= 4
 
 
+@on_both_engines
 def test_counts_are_kept_through_idle_times(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from instep import errors
 from instep.kafka.connection import Cluster
+from instep.operate import row_source
 from instep.pipeline.runner import Runner
-from instep.reconcile import repair, source
+from instep.reconcile import repair
 from tests.support.databases import run_sql
 from tests.support.pipelines import Prove, drained, following
 from tests.support.reconciling import counted, found
@@ -36,12 +37,12 @@ def test_the_table_is_compared_with_a_file_of_the_source(
     file = tmp_path / "source.jsonl"
     bodies = {f"d{n}": event(f"d{n}", 1, "QUEUED")[1] for n in range(6)}
 
-    def source_is(**changes: Any) -> source.RowSource:
+    def source_is(**changes: Any) -> row_source.RowSource:
         rows = {**bodies, **changes}
         file.write_text(
             "".join(f"{json.dumps(body)}\n" for body in rows.values() if body), encoding="utf-8"
         )
-        return source.RowSource(file=str(file))
+        return row_source.RowSource(file=str(file))
 
     report, listed = prove(pipeline, source=source_is())
     assert (report.in_step, report.documents, listed) == (True, 6, [])
@@ -86,7 +87,7 @@ def test_the_table_is_compared_with_a_file_of_the_source(
         (tmp_path / "none.csv", "cannot be read"),
     ):
         with pytest.raises(errors.SettingsError, match=words):
-            prove(pipeline, source=source.RowSource(file=str(named)))
+            prove(pipeline, source=row_source.RowSource(file=str(named)))
 
 
 def test_the_table_is_compared_with_a_csv_file_of_the_source(
@@ -109,7 +110,7 @@ def test_the_table_is_compared_with_a_csv_file_of_the_source(
     file.write_text(
         "id,status,version\nd0,PRINTED,0\nd1,PRINTED,1\nd2,QUEUED,2\n", encoding="utf-8"
     )
-    report, listed = prove(pipeline, source=source.RowSource(file=str(file), key="id"))
+    report, listed = prove(pipeline, source=row_source.RowSource(file=str(file), key="id"))
     assert (found(listed), report.documents_in_step) == ([("d2", "different", "print_status")], 2)
 
 
@@ -133,15 +134,15 @@ def test_the_table_is_compared_with_a_query_of_the_source(
         "SELECT no AS doc_id, state AS status, version, changed AS updated_at FROM prints"
         " WHERE state LIKE '%:%' OR 1 = 1"
     )
-    row_source = source.RowSource(url=database_url, query=query)
-    report, listed = prove(pipeline, source=row_source)
+    prints = row_source.RowSource(url=database_url, query=query)
+    report, listed = prove(pipeline, source=prints)
     assert (report.in_step, report.documents, listed) == (True, 4, [])
     run_sql(
         database_url,
         "UPDATE prints SET state = 'LOST', version = 9 WHERE no = 'd3'",
         "DELETE FROM prints WHERE no = 'd0'",
     )
-    report, listed = prove(pipeline, source=row_source)
+    report, listed = prove(pipeline, source=prints)
     assert found(listed) == [
         ("d0", "extra", None),
         ("d3", "different", "print_status"),
@@ -152,7 +153,7 @@ def test_the_table_is_compared_with_a_query_of_the_source(
         ("SELECT 1 FROM nowhere", "nowhere"),
     ):
         with pytest.raises(errors.InstepError, match=words):
-            prove(pipeline, source=source.RowSource(url=database_url, query=wrong))
+            prove(pipeline, source=row_source.RowSource(url=database_url, query=wrong))
 
 
 def test_a_table_with_a_composite_key_is_compared_and_repaired(
@@ -191,5 +192,5 @@ def test_a_table_with_a_composite_key_is_compared_and_repaired(
     file.write_text(
         "tenant,no,status,version\nt,0,PRINTED,1\nt,1,PRINTED,1\nt,2,PRINTED,1\n", encoding="utf-8"
     )
-    report, listed = prove(pipeline, source=source.RowSource(file=str(file)))
+    report, listed = prove(pipeline, source=row_source.RowSource(file=str(file)))
     assert (report.in_step, report.documents, listed) == (True, 3, [])

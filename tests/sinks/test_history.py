@@ -87,7 +87,7 @@ def test_every_value_is_read_back_unchanged(count: int, database_url: str, open_
     verdicts = keep(sink, entries)
     for event, verdict in zip(entries, verdicts, strict=True):
         [lived] = sink.journal.history(str(event.document))
-        assert (lived.place, lived.status, lived.order) == (
+        assert (lived.position, lived.status, lived.order) == (
             RecordPosition("print-status", 3, event.offset),
             event.status,
             event.order,

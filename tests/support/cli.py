@@ -7,13 +7,16 @@ import os
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from instep import cli, errors
 from tests.support import commands, databases
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SETTINGS = """
 [kafka]
@@ -61,6 +64,20 @@ def instep(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in its own process."""
     return commands.run(arguments, cwd=folder, env={**os.environ, **environment}, given=given)
+
+
+def instep_in_session(
+    folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> Result:
+    """Run a command within this process, in a Spark session that lives on.
+
+    A command in its own process starts a JVM, whose first query takes most of the command's time.
+    """
+    with monkeypatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr("instep.pipeline.session.open_session", lambda *_, **__: spark)
+        patched.setattr("pyspark.sql.SparkSession.stop", lambda _: None)
+        return CliRunner().invoke(cli.build_app(), arguments, catch_exceptions=False)
 
 
 def prepare_folder(folder: Path, bootstrap: str) -> None:

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASKS = 2  # of each resident engine
+
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 class OwnRunner(Runner):
@@ -57,6 +59,22 @@ def both_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Run the test once with each engine; return its name."""
     monkeypatch.setitem(BASE, "engine", request.param)
     return str(request.param)
+
+
+def on_both_engines(test: Test) -> Test:
+    """Run a test once with each engine: its result depends on the engine."""
+    marked: Test = pytest.mark.usefixtures("both_engines")(test)
+    return marked
+
+
+def mostly_resident(test: Test) -> Test:
+    """Run a test with the resident engine, and in long runs with the other one too.
+
+    This is for tests of what lies behind the applier, or before an engine starts.
+    """
+    engines = ["resident", pytest.param("micro-batch", marks=pytest.mark.long)]
+    marked: Test = pytest.mark.parametrize("both_engines", engines, indirect=True)(test)
+    return on_both_engines(marked)
 
 
 @pytest.fixture(scope="session")

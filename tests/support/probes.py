@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -51,3 +52,10 @@ def hold_while_asked(moment: ProbeEvent) -> None:
     Path(os.environ[FOLDER], f"held-{os.getpid()}").touch()
     while asked.exists():
         time.sleep(0.01)
+
+
+def kill_at(moment: ProbeEvent) -> None:
+    """Kill this process at a step of the batch that has a row: INSTEP_TEST_KILL is STEP:ROW."""
+    step, _, row = os.environ["INSTEP_TEST_KILL"].partition(":")
+    if moment.step == int(step) and moment.first <= int(row) <= moment.last:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -94,12 +94,16 @@ class BatchPart:
     def decode(self, decoder: Decoder) -> tuple[list[Event], list[DeadLetter]]:
         """Decode the records; a refusal that is known already is attached to the events."""
         events, dead = decoder.decode_all(self.records)
-        if self.refusal is not None:
-            events = [
-                msgspec.structs.replace(event, refusal=event.refusal or self.refusal)
-                for event in events
-            ]
-        return events, dead
+        return self.with_refusal(events), dead
+
+    def with_refusal(self, events: list[Event]) -> list[Event]:
+        """Return the events with the refusal of this part, if one is known."""
+        if self.refusal is None:
+            return events
+        return [
+            msgspec.structs.replace(event, refusal=event.refusal or self.refusal)
+            for event in events
+        ]
 
     def split(self, size: int) -> list[BatchPart]:
         """Return the records in parts of at most this size.

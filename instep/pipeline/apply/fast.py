@@ -80,10 +80,10 @@ def _late_of_several(
         return {}
     if any_deleted and sink.journal.deleted_orders(reduced.latest):
         return None
-    place = sink.table.guard_place
-    if place is None:
+    index = sink.table.guard_index
+    if index is None:
         return {}
-    firsts = [values[place] for order, values in reduced.first.values() if order is not None]
+    firsts = [values[index] for order, values in reduced.first.values() if order is not None]
     if not firsts:
         return {}
     orders = {document: order for document, (order, _) in reduced.first.items()}
@@ -98,7 +98,7 @@ def _late_of_several(
 def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> None:
     """Upsert the batch. Raise LateRows unless the expected rows were written."""
     # No savepoint: it would cost every batch two statements, and few have late rows.
-    written = sink.table.upsert(_rows(sink, reduced))
+    written = sink.table.upsert(staged_rows(sink, reduced))
     if written != expected_rows:
         sink.table.expect_late_rows(0 if written is None else PESSIMISTIC_BATCHES)
         raise LateRows
@@ -110,7 +110,7 @@ def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[Document, St
     Return None if the stage is of no use: a document was deleted before, or a stored row has no
     order value.
     """
-    sink.table.fill_stage(_rows(sink, reduced))
+    sink.table.fill_stage(staged_rows(sink, reduced))
     if any_deleted:
         staged_key = sink.table.staged_key_as_text()
         if sink.journal.any_deleted_in_stage(staged_key, reduced.latest):
@@ -125,11 +125,11 @@ def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[Document, St
     return late
 
 
-def _rows(sink: Sink, reduced: Reduced) -> list[StagedRow]:
+def staged_rows(sink: Sink, reduced: Reduced) -> list[StagedRow]:
     """Return the latest values of each document, and the guard's value of its first event."""
-    place = sink.table.guard_place
+    index = sink.table.guard_index
     rows: list[StagedRow] = []
     for document, latest in sorted(reduced.latest.items()):
-        first = None if place is None else reduced.first.get(document, latest)[1][place]
+        first = None if index is None else reduced.first.get(document, latest)[1][index]
         rows.append((document, latest[1], first))
     return rows

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class Change(msgspec.Struct, frozen=True):
     """What became, or would become, of one event, and its row before and after."""
 
-    place: RecordPosition
+    position: RecordPosition
     document: str | None
     verdict: str
     reason: str | None = None
@@ -93,16 +93,16 @@ class MaintenanceSession:
 
     def _decision(self, action: Action, line: Change, why: str | None) -> Decision:
         outcome = line.verdict if line.reason is None else line.reason
-        place = line.place
+        position = line.position
         return Decision(
-            place.partition,
-            place.offset,
+            position.partition,
+            position.offset,
             action.value,
             outcome,
             self.actor,
             why or line.detail,
             line.document,
-            place.topic,
+            position.topic,
         )
 
 

@@ -60,16 +60,18 @@ def _release(session: MaintenanceSession, document: str, execute: bool) -> list[
             line = _apply(session, one)
             lines.append(line)
             if line.verdict == Verdict.PARKED.value:
-                sink.journal.update_parked(one.place, Reason(line.reason or ""), line.detail or "")
+                sink.journal.update_parked(
+                    one.position, Reason(line.reason or ""), line.detail or ""
+                )
                 lines += [
-                    Change(rest.place, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value)
+                    Change(rest.position, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value)
                     for rest in waiting[number + 1 :]
                 ]
                 break
-            stood = ledger_offset(session, ledger, one.place)
-            sink.journal.update_verdict(document, one.place, _history_verdict(line), at, stood)
+            stood = ledger_offset(session, ledger, one.position)
+            sink.journal.update_verdict(document, one.position, _history_verdict(line), at, stood)
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
-        sink.journal.remove_parked([line.place for line in gone])
+        sink.journal.remove_parked([line.position for line in gone])
         session.record(Action.RELEASED, gone, at)
     return lines
 
@@ -79,12 +81,12 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
     event = _decode(session, one)
     if isinstance(event, Refusal):
         return Change(
-            one.place, one.document, Verdict.PARKED.value, event.reason.value, event.detail
+            one.position, one.document, Verdict.PARKED.value, event.reason.value, event.detail
         )
     before = sink.table.look_up([event.document])
     [verdict], parked = rows.write(sink, [event], isolate_failures=True, parked=set())
     line = Change(
-        one.place,
+        one.position,
         one.document,
         verdict.value,
         **maintenance.row_change(event.document, before, sink.table.look_up([event.document])),

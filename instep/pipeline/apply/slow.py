@@ -91,7 +91,7 @@ def _rounds(
     if not keys:
         return guard.split_rounds(events, parked)
     stored_values = sink.table.unique_values(event.document for event in events)
-    return guard.Claims(keys, stored_values).rounds(events)
+    return guard.UniqueValues(keys, stored_values).rounds(events)
 
 
 class _Batch:

@@ -29,7 +29,6 @@ delete, done again, would remove what later events created, and those would be r
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -41,6 +40,7 @@ from instep.document.guard import Parked, Verdict
 from instep.pipeline.apply import batch, fast, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
 from instep.sinks.journal_entries import DocumentExceptions, RecordPosition
+from instep.sinks.ledger import fenced
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -68,15 +68,6 @@ def digest(record: Record) -> str:
         len(value),
     )
     return hashlib.blake2b(facts + key + value, digest_size=16).hexdigest()
-
-
-def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
-    """Return the error for a writer that a newer run has replaced."""
-    return errors.Fenced(
-        f"pipeline {pipeline!r} was started elsewhere: epoch {newest} is newer than {mine}",
-        "the newer run continues, and nothing is lost;"
-        f" to take over from it: instep run {shlex.quote(pipeline)}",
-    )
 
 
 class TakenRecords(msgspec.Struct, frozen=True, gc=False):

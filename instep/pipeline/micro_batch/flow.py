@@ -87,6 +87,10 @@ class MicroBatchFlow:
             return errors.StartAgain("the next records, which Spark cannot read, are applied")
         return failures.unexplained(failure)
 
+    def waits_for(self) -> str | None:
+        """Return None: Spark does not tell how long a query has been waiting for a core."""
+        return None
+
     def reports(self) -> list[Report]:
         """Return the progress reports that are new since the last call."""
         # The public property costs dozens of calls to the JVM for each report; this one costs one.

@@ -47,7 +47,7 @@ class FlowPartitions:
             self._owners.pop(partition, None)
             self._revoked.discard(partition)
 
-    def release(self, task: int, partitions: Collection[int] | None = None) -> None:
+    def unassign(self, task: int, partitions: Collection[int] | None = None) -> None:
         """Note that a task no longer reads these partitions, or any if it is lost."""
         for partition, owner in self._owners.items():
             if owner == task and (partitions is None or partition in partitions):

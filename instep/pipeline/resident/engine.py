@@ -40,6 +40,7 @@ GROUP = "instep-resident"
 PORT_SETTING = "spark.instep.port"  # for clusters whose executors reach chosen ports only
 GATHER_S = 0.5  # wait this long for all tasks before the first one gets every partition
 ALIVE_PATIENCE_S = 30.0  # a task that is silent for this long counts as lost
+CORE_PATIENCE_S = 10.0  # without any task for this long, flows wait for a core
 STOP_PATIENCE_S = 2.5
 END_PATIENCE_S = 1.0
 CHECK_INTERVAL_S = 1.0
@@ -66,6 +67,7 @@ class ResidentEngine:
         self._flows: dict[FlowKey, ResidentFlow] = {}
         self._started_at = time.monotonic()
         self._any_connected = False
+        self._without_tasks_since = self._started_at
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._listener = channel.listen(self._host(), self._port())
@@ -215,8 +217,9 @@ class ResidentEngine:
         task.channel.close()
         if self._tasks.get(task.number) is task:
             del self._tasks[task.number]
+            self._without_tasks_since = time.monotonic()
             for flow in list(self._flows.values()):
-                flow.partitions.release(task.number)
+                flow.partitions.unassign(task.number)
                 self._stopped(flow, task)
             self._balance()
 
@@ -231,7 +234,7 @@ class ResidentEngine:
                 flow.reported.append(Report(message.counts, message.positions))
                 flow.wake()
             case messages.Revoked():
-                flow.partitions.release(task.number, message.partitions)
+                flow.partitions.unassign(task.number, message.partitions)
                 self._balance()
             case messages.Finished():
                 flow.partitions.finish(message.partitions)
@@ -290,6 +293,12 @@ class ResidentEngine:
             while flow.stopping and (left_s := deadline - time.monotonic()) > 0:
                 self._lock.wait(left_s)
             self._flows.pop(flow.key, None)
+
+    def waits_for(self) -> str | None:
+        """Return what all flows wait for, if no task has run for a while."""
+        if self._tasks or time.monotonic() - self._without_tasks_since < CORE_PATIENCE_S:
+            return None
+        return f"a free core of Spark at {self._context.master}; other jobs may use all of them"
 
     def add_partitions(self, flow: ResidentFlow, partitions: Collection[int]) -> None:
         """Let the flow read these partitions too; a run with `--once` keeps its own."""
@@ -358,6 +367,10 @@ class ResidentFlow:
     def failure(self) -> errors.InstepError | None:
         """Return why it failed, if it did."""
         return self.error
+
+    def waits_for(self) -> str | None:
+        """Return what it waits for, if it has been unable to work for a while."""
+        return self._engine.waits_for()
 
     def reports(self) -> Sequence[Report]:
         """Return what the tasks have reported since the last call."""

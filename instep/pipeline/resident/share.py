@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from instep import errors
 from instep.document.decoding import Record
 from instep.kafka import offsets
-from instep.kafka.following import Follower
+from instep.kafka.partition_reader import PartitionReader
 from instep.pipeline import counts
 from instep.pipeline.applier import (
     BATCH_BYTES_MAX,
@@ -25,7 +25,6 @@ from instep.pipeline.applier import (
     cluster_of,
     find_probe,
 )
-from instep.pipeline.apply import transaction
 from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent
 from instep.pipeline.resident.messages import (
     Applied,
@@ -37,8 +36,9 @@ from instep.pipeline.resident.messages import (
     Revoked,
     Stopped,
 )
+from instep.sinks.ledger import fenced
 
-WAIT_S = 0.25  # for the first record; an order is noticed after this time at the latest
+WAIT_S = 0.25  # for the first record; an instruction is noticed after this time at the latest
 REPORT_INTERVAL_S = 0.25
 # Of all partitions together. In a large batch, several events of a document become one write.
 READ_RECORDS_MAX = 160_000
@@ -81,7 +81,7 @@ class PipelineShare(threading.Thread):
         super().__init__(name=f"{plan.target.pipeline} share", daemon=True)
         self._plan, self._send = plan, send
         self._key = (plan.target.pipeline, plan.writer.epoch)
-        self._orders: queue.SimpleQueue[Assign | Revoke] = queue.SimpleQueue()
+        self._instructions: queue.SimpleQueue[Assign | Revoke] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._applier = Applier(plan, self._stopped)
         self._linger = Linger(plan.pipeline.linger_ms / 1000)
@@ -94,9 +94,9 @@ class PipelineShare(threading.Thread):
         self._report_due = 0.0
         self._applied_at = time.monotonic()
 
-    def order(self, order: Assign | Revoke) -> None:
-        """Pass on an order of the driver."""
-        self._orders.put(order)
+    def instruct(self, instruction: Assign | Revoke) -> None:
+        """Pass on an instruction of the driver."""
+        self._instructions.put(instruction)
 
     def stop(self) -> None:
         """End the thread after its current transaction."""
@@ -122,40 +122,40 @@ class PipelineShare(threading.Thread):
         self._send(Failed(*self._key, type(error).__name__, error.what, error.remedy))
 
     def _work(self) -> None:
-        first = self._orders.get()
+        first = self._instructions.get()
         once = isinstance(first, Assign) and first.ends is not None
-        follower = Follower(
+        reader = PartitionReader(
             cluster_of(self._plan),
             self._plan.target.topic,
             headers=self._plan.target.mapping.reads_headers,
             once=once,
         )
-        with contextlib.closing(follower):
-            self._follow(follower, first)
+        with contextlib.closing(reader):
+            self._obey(reader, first)
             while not self._stopped.is_set():
                 with contextlib.suppress(queue.Empty):
                     while True:
-                        self._follow(follower, self._orders.get_nowait())
-                self._cycle(follower)
+                        self._obey(reader, self._instructions.get_nowait())
+                self._cycle(reader)
         self._report()
 
     # --- orders -----------------------------------------------------------------------------------
 
-    def _follow(self, follower: Follower, order: Assign | Revoke) -> None:
-        if isinstance(order, Revoke):
-            follower.remove(order.partitions)
-            for partition in order.partitions:
+    def _obey(self, reader: PartitionReader, instruction: Assign | Revoke) -> None:
+        if isinstance(instruction, Revoke):
+            reader.remove(instruction.partitions)
+            for partition in instruction.partitions:
                 self._read_to.pop(partition, None)
             self._report()
-            self._send(Revoked(*self._key, order.partitions))
+            self._send(Revoked(*self._key, instruction.partitions))
             return
-        starts = self._starts(order.partitions)
-        if order.ends is not None:
-            self._ends = (self._ends or {}) | order.ends
+        starts = self._starts(instruction.partitions)
+        if instruction.ends is not None:
+            self._ends = (self._ends or {}) | instruction.ends
             starts = self._without_finished(starts)
         self._read_to |= starts
         if starts:
-            follower.add(starts)
+            reader.add(starts)
 
     def _starts(self, partitions: list[int]) -> dict[int, int]:
         """Return the ledger's offsets; a partition that is not in it yet begins at its first."""
@@ -163,7 +163,7 @@ class PipelineShare(threading.Thread):
         epoch = self._plan.writer.epoch
         newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > epoch:
-            raise transaction.fenced(self._plan.target.pipeline, newest, epoch)
+            raise fenced(self._plan.target.pipeline, newest, epoch)
         new = [partition for partition in partitions if partition not in ledger]
         firsts: Mapping[int, int] = {}
         if new:
@@ -182,21 +182,21 @@ class PipelineShare(threading.Thread):
 
     # --- records ----------------------------------------------------------------------------------
 
-    def _cycle(self, follower: Follower) -> None:
+    def _cycle(self, reader: PartitionReader) -> None:
         """Read what has arrived and apply it."""
         wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
         limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
-        read = follower.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
+        read = reader.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
         if read:
             self._probe(ProbeEvent(self._plan.target.pipeline, 0))
             began = time.monotonic()
             self._apply(read)
             self._note_read(sum(map(len, read.values())), began)
-        for partition, end in follower.ended.items():
+        for partition, end in reader.ended.items():
             if end > self._read_to.get(partition, end):
                 self._positions[partition] = end
         if self._ends is not None:
-            self._finish(follower, read)
+            self._finish(reader, read)
         if time.monotonic() >= self._report_due:
             self._report()
 
@@ -239,7 +239,7 @@ class PipelineShare(threading.Thread):
         """
         return start < self._read_to.get(partition, end)
 
-    def _finish(self, follower: Follower, read: Mapping[int, list[Record]]) -> None:
+    def _finish(self, reader: PartitionReader, read: Mapping[int, list[Record]]) -> None:
         """Report the partitions that have reached the end of a run with `--once`."""
         assert self._ends is not None
         reached = {
@@ -247,9 +247,9 @@ class PipelineShare(threading.Thread):
             for partition, records in read.items()
             if records[-1].offset >= self._ends[partition] - 1
         }
-        finished = sorted((reached | follower.ended.keys()) & self._read_to.keys())
+        finished = sorted((reached | reader.ended.keys()) & self._read_to.keys())
         if finished:
-            follower.remove(finished)
+            reader.remove(finished)
             for partition in finished:
                 self._read_to.pop(partition, None)
             self._report()

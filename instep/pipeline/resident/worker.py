@@ -87,24 +87,24 @@ class ResidentTask:
             self._stop()
             self._driver.close()
 
-    def _pass_on(self, order: Assign | Revoke | StopFlow) -> None:
-        key = (order.pipeline, order.epoch)
+    def _pass_on(self, instruction: Assign | Revoke | StopFlow) -> None:
+        key = (instruction.pipeline, instruction.epoch)
         self._shares = {known: share for known, share in self._shares.items() if share.is_alive()}
         share = self._shares.get(key)
-        if isinstance(order, StopFlow):
+        if isinstance(instruction, StopFlow):
             if share is None:
                 self._driver.send(Stopped(*key))
             else:
                 share.stop()
-        elif isinstance(order, Revoke) and share is None:
-            self._driver.send(Revoked(*key, order.partitions))
+        elif isinstance(instruction, Revoke) and share is None:
+            self._driver.send(Revoked(*key, instruction.partitions))
         else:
-            (share or self._started(key, order)).order(order)
+            (share or self._started(key, instruction)).instruct(instruction)
 
-    def _started(self, key: tuple[str, int], order: Assign | Revoke) -> PipelineShare:
-        assert isinstance(order, Assign)
-        target, writer = decode_plan(order.plan, self._job.urls[order.pipeline])
-        pipeline = self._job.pipelines[order.pipeline]
+    def _started(self, key: tuple[str, int], instruction: Assign | Revoke) -> PipelineShare:
+        assert isinstance(instruction, Assign)
+        target, writer = decode_plan(instruction.plan, self._job.urls[instruction.pipeline])
+        pipeline = self._job.pipelines[instruction.pipeline]
         plan = TaskPlan(target, pipeline, writer, self._job.kafka, self._job.bootstrap)
         share = self._shares[key] = PipelineShare(plan, self._driver.send)
         share.start()

@@ -33,11 +33,11 @@ class Cluster:
             self.reads[number], self.asked[number] = set(), set()
         elif kind == "lose" and number in self.reads:
             del self.reads[number], self.asked[number]
-            self.flow.release(number)
+            self.flow.unassign(number)
         elif kind == "answer" and number in self.reads:
             given_back, self.asked[number] = self.asked[number], set()
             self.reads[number] -= given_back
-            self.flow.release(number, given_back)
+            self.flow.unassign(number, given_back)
         elif kind == "grow":
             self.partitions = max(self.partitions, number)
             self.flow.add(range(self.partitions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,11 @@ from instep import errors
 from instep.kafka.connection import Cluster
 from instep.pipeline import failures
 from instep.pipeline.resident import channel, worker
+from instep.pipeline.resident import engine as resident
 from instep.pipeline.resident.engine import ResidentEngine
+from instep.pipeline.runner import RunnerState
+from tests.support.pipelines import following
+from tests.support.runs import Run, event, rows, send
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -59,3 +64,27 @@ def test_a_task_that_cannot_reach_the_driver_says_so(
     assert isinstance(error, errors.InstepError)
     assert "cannot reach the driver at 127.0.0.1" in error.what
     assert "spark.instep.port" in error.remedy
+
+
+def test_a_run_without_a_core_says_what_it_waits_for(
+    new_database: Callable[[str], str],
+    topic: str,
+    cluster: Cluster,
+    spark: SparkSession,
+    runner: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resident, "CORE_PATIENCE_S", 0.0)
+    url = new_database("sqlite")
+    send(cluster, topic, event("a", 1))
+    cores = spark.sparkContext.defaultParallelism
+    busy = ResidentEngine(spark.sparkContext, cluster, {}, tasks=cores)
+    try:
+        wait_until(lambda: len(busy._tasks) == cores, "all cores to be used")
+        run = runner(following(url, topic))
+        wait_until(lambda: run.state is RunnerState.WAITING, "the run to wait")
+        assert "a free core of Spark at local[8" in run.waiting_for
+    finally:
+        busy.close()
+    wait_until(lambda: len(rows(url)) == 1, "the record")
+    wait_until(lambda: run.state is RunnerState.RUNNING, "the run to say so")

@@ -133,7 +133,7 @@ def replay(
             )
 
 
-class Overtaken:
+class OvertakenInLog:
     """Finds the events whose documents have had a later event, for pipelines without an order.
 
     Without order values only the log can tell, so it is read from the first event to the ledger.

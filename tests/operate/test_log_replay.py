@@ -13,7 +13,7 @@ from instep import errors, settings
 from instep.document.decoding import Decoder, Record
 from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster
-from instep.operate import dead_letters, parked, replay, timeline
+from instep.operate import dead_letters, log_replay, parked, timeline
 from instep.pipeline.apply.batch import Writer
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.pipeline.apply.transaction import BatchTransaction
@@ -86,9 +86,10 @@ def flow(cluster: Cluster, topic: str, sink: Sink) -> None:
 def repaired(
     session: MaintenanceSession, cluster: Cluster, *, execute: bool = True, **which: Any
 ) -> list[Change]:
-    part = replay.resolve_range(session, cluster, **which)
+    part = log_replay.resolve_range(session, cluster, **which)
     return sorted(
-        replay.replay(session, cluster, part, execute=execute), key=lambda line: line.document or ""
+        log_replay.replay(session, cluster, part, execute=execute),
+        key=lambda line: line.document or "",
     )
 
 
@@ -102,7 +103,7 @@ def test_a_damaged_table_is_repaired(
     history: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "CHUNK_EVENTS", 3)
+    monkeypatch.setattr(log_replay, "CHUNK_EVENTS", 3)
     pipeline = declare(database_url, topic=topic, history=history)
     sink = open_sink(pipeline)
     documents = [f"d{number}" for number in range(8)]
@@ -216,7 +217,9 @@ def test_a_range_without_an_order_must_reach_the_ledger(
             'UPDATE instep_dead_letters SET value = convert_to(\'{"doc_id": "c",'
             ' "status": "OLD"}\', \'UTF8\')',
         )
-        overtaken = replay.Overtaken(session, lambda: Cluster(settings.Kafka(), cluster.bootstrap))
+        overtaken = log_replay.OvertakenInLog(
+            session, lambda: Cluster(settings.Kafka(), cluster.bootstrap)
+        )
         assert [
             line.verdict
             for line in dead_letters.replay(session, Selection(), overtaken, execute=True)
@@ -270,9 +273,9 @@ def test_a_row_that_the_table_refuses_is_reported(
     with MaintenanceSession("contracts", pipeline, "ann") as session:
         lines = repaired(session, cluster)
     assert len(lines) == 20
-    assert [(line.document, line.reason) for line in lines if line.verdict == replay.REFUSED] == [
-        ("d7", "REFUSED_BY_TARGET")
-    ]
+    assert [
+        (line.document, line.reason) for line in lines if line.verdict == log_replay.REFUSED
+    ] == [("d7", "REFUSED_BY_TARGET")]
     assert len(table(url)) == 19
 
 
@@ -295,5 +298,5 @@ def test_clock_differences_between_runs_do_not_matter(
         assert repaired(session, cluster, last=places.FromStart(2)) == []
         assert repaired(session, cluster) == []
         life = timeline.read(session, "a", lambda: Cluster(settings.Kafka(), cluster.bootstrap))
-        assert [one.place.offset for one in life.events] == [0, 1, 2]
+        assert [one.position.offset for one in life.events] == [0, 1, 2]
     assert table(database_url) == [("a", "MADE AGAIN", 2)]

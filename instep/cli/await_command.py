@@ -1,0 +1,94 @@
+"""`instep await`: wait until a pipeline has reached a record, and say what became of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from instep import errors, settings
+from instep.cli import completion, options, output, resources
+from instep.cli.options import GLOBAL, AsJson, Config, Debug
+
+POSITION = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249}):(?P<partition>\d+):(?P<offset>\d+)")
+
+app = typer.Typer()
+
+
+@app.command("await")
+def await_record(
+    position: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPIC:PARTITION:OFFSET", help="The record, as a receipt or instep peek says."
+        ),
+    ],
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            "--pipeline",
+            metavar="NAME",
+            help="Pipeline. Default: all that follow the topic.",
+            autocompletion=completion.pipelines,
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long to wait at most."),
+    ] = 30.0,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Wait until a record is applied, or say why it was not: stale, parked, dead."""
+    from instep.document.decoding import record_of
+    from instep.kafka import reading
+    from instep.operate.outcomes import OutcomeReader
+
+    declared = settings.load(GLOBAL.config)
+    topic, partition, offset = _parse(position)
+    names = [
+        name
+        for name in options.select_pipelines(declared, [pipeline] if pipeline else None)
+        if settings.pipeline(declared, name).topic == topic
+    ]
+    if not names:
+        raise errors.SettingsError(
+            f"no pipeline follows topic {topic!r}", "list pipelines and topics: instep settings"
+        )
+    with resources.cluster(declared) as cluster:
+        found = list(reading.read(cluster, topic, {partition: (offset, offset + 1)}))
+    if not found:
+        raise errors.SettingsError(
+            f"topic {topic!r} has no record at {partition}:{offset}",
+            f"see what is there: instep peek {topic} --partition {partition}",
+        )
+    outcomes = []
+    for name in names:
+        with OutcomeReader(declared, name) as reader:
+            outcomes.append((name, reader.outcome(topic, record_of(found[0]), timeout_s)))
+    if as_json:
+        output.print_json([{"pipeline": name, "outcome": outcome} for name, outcome in outcomes])
+        return
+    rows = [
+        (
+            name,
+            one.verdict,
+            one.document,
+            one.committed_at,
+            ": ".join(filter(None, (one.reason, one.detail))),
+        )
+        for name, one in outcomes
+    ]
+    typer.echo(output.table(("PIPELINE", "VERDICT", "DOCUMENT", "COMMITTED", "REASON"), rows))
+
+
+def _parse(text: str) -> tuple[str, int, int]:
+    found = POSITION.fullmatch(text)
+    if found is None:
+        raise errors.SettingsError(
+            f"{text!r} is not a record's position",
+            "write TOPIC:PARTITION:OFFSET, as in status:0:42",
+        )
+    return found["topic"], int(found["partition"]), int(found["offset"])

@@ -1,0 +1,242 @@
+"""`instep load`: bring existing documents into the table while events keep flowing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep import errors, extras, settings, terminal
+from instep.cli import completion, options, output, resources
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Master
+from instep.document.showing import counted
+from instep.terminal import Tone
+
+if TYPE_CHECKING:
+    from instep.operate.load import LoadReport
+    from instep.operate.row_source import RowSource
+    from instep.reconcile.report import ReconcileReport
+
+app = typer.Typer()
+
+TOTALS = ("records", "applied", "stale", "repeated", "ignored", "parked", "dead")
+COLUMNS = ("PIPELINE", "LOAD", "ROWS", *(name.upper() for name in TOTALS[1:]))
+CHECK_COLUMNS = ("DOCUMENTS", "IN-STEP", "NEWER", "MISSING", "DIFFERENT", "PARKED", "UNREADABLE")
+DETAIL_CHARACTERS_MAX = 100
+HELD_BACK_STATUS = 4
+
+
+@app.command()
+def load(
+    pipeline: Annotated[
+        str,
+        typer.Argument(metavar="PIPELINE", help="Pipeline.", autocompletion=completion.pipelines),
+    ],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FILE|QUERY|TABLE",
+            help="File (JSON lines, CSV or Parquet); with --source-url a query or a table.",
+        ),
+    ],
+    source_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database of the query or the table."),
+    ] = None,
+    key: options.SourceKey = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the load, by which it continues after an interruption."
+            " Default: the file's or the table's, or `query`.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="ROWS", help="Maximum number of rows per second."),
+    ] = None,
+    batch_rows: Annotated[
+        int,
+        typer.Option(min=1, metavar="ROWS", help="Maximum number of rows in a transaction."),
+    ] = 5_000,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin at the first row again.")
+    ] = False,
+    no_reconcile: Annotated[
+        bool,
+        typer.Option("--no-reconcile", help="Do not compare the table with the source at the end."),
+    ] = False,
+    execute: Execute = False,
+    master: Master = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Load existing documents from a file, a query or a table while events keep flowing.
+
+    Every row passes the guard, so it never overwrites something newer. A load that was interrupted
+    continues where it stopped. At the end the table is compared with the source. Exit status 0:
+    they agree; 1: they do not, or rows cannot be understood.
+    """
+    from instep.operate import load as operation
+
+    declared = options.with_master(settings.load(GLOBAL.config), master)
+    options.select_pipelines(declared, [pipeline])
+    source = _source(from_, source_url, key)
+    if execute and not no_reconcile:
+        extras.require_spark()  # before hours of work, not after them
+    request = operation.LoadRequest(
+        source, name, batch_rows, rate, restart, resources.current_user()
+    )
+    try:
+        with terminal.ProgressLine(sys.stderr) as line:
+            report = operation.run(
+                pipeline,
+                settings.pipeline(declared, pipeline),
+                request,
+                execute=execute,
+                progress=line.update,
+            )
+    except SystemExit:  # a signal
+        if execute:
+            output.say(f"{pipeline}: interrupted; the same command continues the load")
+        raise
+    if not as_json:
+        _print(report)
+    compared = None
+    if execute and not no_reconcile:
+        compared = _compare(declared, pipeline, source, quiet=as_json)
+    if as_json:
+        output.print_json({"load": report, "reconcile": compared})
+    if not execute:
+        output.say_dry_run()
+        return
+    _exit(report, compared)
+
+
+def _source(from_: str, source_url: str | None, key: str | None) -> RowSource:
+    """Return the source that the options name."""
+    from instep.operate.row_source import RowSource
+    from instep.sinks import source_query
+
+    if source_url is None:
+        if source_query.is_query(from_):
+            raise errors.SettingsError(
+                "--from is a query, and no database is named", "add --source-url URL"
+            )
+        return RowSource(file=from_, key=key)
+    if source_query.is_query(from_):
+        return RowSource(url=source_url, query=from_, key=key)
+    return RowSource(url=source_url, table=from_, key=key)
+
+
+def _compare(
+    declared: settings.Settings, pipeline: str, source: RowSource, *, quiet: bool
+) -> ReconcileReport:
+    """Compare the documents of the source with the table."""
+    with resources.spark_files(queries=True) as files:
+        # Only now: these import pyspark, and spark_files has checked that it is installed.
+        from instep.reconcile import job
+
+        request = job.Request(source=source, loaded=True)
+        with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
+
+            def say(text: str) -> None:
+                line.clear()
+                output.say(text)
+
+            [report] = job.run(
+                declared,
+                [pipeline],
+                cluster,
+                files,
+                request,
+                say=say,
+                progress=line.update,
+                verbose=GLOBAL.debug,
+            )
+    if not quiet:
+        _print_comparison(report)
+    return report
+
+
+def _print(report: LoadReport) -> None:
+    output.say(f"{report.pipeline}: {report.source}: {_begun(report)}")
+    number = "-" if report.load is None else report.load
+    counts = [f"{report.totals.get(name, 0):,}" for name in TOTALS]
+    typer.echo(output.table(COLUMNS, [(report.pipeline, number, *counts)]))
+    if report.problems:
+        rows = [
+            (
+                problem.row,
+                problem.document or "",
+                problem.reason,
+                output.shortened(problem.detail, DETAIL_CHARACTERS_MAX),
+            )
+            for problem in report.problems
+        ]
+        typer.echo("\n" + output.table(("ROW", "DOCUMENT", "REASON", "DETAIL"), rows))
+    for note in report.notes:
+        output.say(f"{report.pipeline}: {note}")
+    if report.executed:
+        _say_remedies(report)
+
+
+def _begun(report: LoadReport) -> str:
+    """Return where the load began."""
+    from instep.operate.load import LoadStart
+
+    match report.start:
+        case LoadStart.NOTHING_LEFT:
+            return f"load {report.load} is complete already; --restart loads all rows again"
+        case LoadStart.CONTINUED:
+            verb = "continued" if report.executed else "continues"
+            return f"load {report.load} {verb} at row {report.first_row:,}"
+        case LoadStart.AGAIN:
+            return "begun again at the first row" if report.executed else "begins at the first row"
+        case _:
+            return counted(report.rows, "row")
+
+
+def _say_remedies(report: LoadReport) -> None:
+    if report.dead:
+        output.say(
+            f"{report.pipeline}: kept as dead letters, because they cannot be understood:"
+            f" {counted(report.dead, 'row')}. Correct the source, then load it with --restart",
+            Tone.BAD,
+        )
+    if report.totals.get("parked"):
+        output.say(
+            f"{report.pipeline}: parked: {counted(report.totals['parked'], 'row')};"
+            f" run: instep parked list --pipeline {report.pipeline}",
+            Tone.WARNING,
+        )
+
+
+def _print_comparison(report: ReconcileReport) -> None:
+    counts = (
+        report.documents,
+        report.documents_in_step,
+        report.not_in_log,
+        report.missing,
+        report.different,
+        report.parked,
+        report.unreadable,
+    )
+    typer.echo("\n" + output.table(CHECK_COLUMNS, [[f"{count:,}" for count in counts]]))
+    tone = Tone.GOOD if report.in_step else Tone.BAD
+    output.say(f"{report.pipeline}: {report.verdict} with {report.compared_with}", tone)
+
+
+def _exit(report: LoadReport, compared: ReconcileReport | None) -> None:
+    """Exit with status 1 or 4 if the table does not, or may not, have what the source has."""
+    if report.dead:
+        raise typer.Exit(1)
+    if compared is None or compared.in_step:
+        return
+    from instep.reconcile.report import ReconcileVerdict
+
+    raise typer.Exit(HELD_BACK_STATUS if compared.verdict is ReconcileVerdict.HELD_BACK else 1)
