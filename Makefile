@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick versions campaign check format lock docs docs-serve recording clean
+.PHONY: help demo test quick versions campaign check format lock docs docs-serve print-shop recording clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -46,6 +46,9 @@ docs: $(READY) ## build the documentation into site/; a broken link or anchor is
 
 docs-serve: $(READY) ## build the documentation and show it on http://127.0.0.1:8000
 	@$(BIN)/python -m mkdocs serve --strict
+
+print-shop: $(READY) ## a print system and a contract system, and instep between them: a page shows both
+	@$(BIN)/python examples/print_shop/run.py
 
 recording: $(READY) ## record the demo again for README: about 90 seconds, on a quiet machine
 	@$(BIN)/python -m scripts.record_demo record build/demo.cast

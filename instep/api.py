@@ -109,6 +109,7 @@ def run(
     from instep.kafka.connection import Cluster
     from instep.local import class_archives, java, local_servers
     from instep.pipeline import supervisor
+    from instep.pipeline.stop import Stop
 
     say = on_message or functools.partial(print, file=sys.stderr)
     java.find()
@@ -123,7 +124,7 @@ def run(
             once=once,
             metrics_port=metrics_port,
             observe=functools.partial(_Callbacks, on_progress=on_progress, say=say),
-            stop=supervisor.Stop(stop),
+            stop=Stop(stop),
         )
     return [_progress(runner, "ended") for runner in ended]
 

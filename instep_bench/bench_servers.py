@@ -252,6 +252,10 @@ class BenchServers:
         self._topics.append(name)
         return name
 
+    def remove_topic_later(self, name: str) -> None:
+        """Remove a topic at the end that a contestant created."""
+        self._topics.append(name)
+
     def database(self, name: str) -> TargetDatabase:
         """Return the database of a target, started or connected."""
         if name not in self._databases:

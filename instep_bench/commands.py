@@ -127,6 +127,37 @@ def measure_polling(
     _measure(polling.run, polling.PollingOptions(**given), context, as_json=as_json, html=html)
 
 
+@app.command("publish")
+def measure_publish(
+    context: typer.Context,
+    events: Annotated[
+        int | None, typer.Option(min=1, help="Events of a measurement. Default: 300000.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="Size of an event's value. Default: 200.")
+    ] = None,
+    documents: Annotated[int | None, _documents(10_000)] = None,
+    partitions: Partitions = None,
+    rounds: Rounds = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure how fast the publisher sends, beside a bare loop."""
+    from instep_bench import publish
+
+    given = _without_omitted(
+        events=events,
+        size=size,
+        documents=documents,
+        partitions=partitions,
+        rounds=rounds,
+        bootstrap=bootstrap,
+    )
+    _measure(publish.run, publish.PublishOptions(**given), context, as_json=as_json, html=html)
+
+
 @app.command("apply")
 def measure_apply(
     context: typer.Context,
@@ -251,6 +282,50 @@ def measure_freshness(
     _measure(
         freshness.run, freshness.FreshnessOptions(**given), context, as_json=as_json, html=html
     )
+
+
+@app.command("relay")
+def measure_relay(
+    context: typer.Context,
+    source: Annotated[
+        list[str] | None, _target("postgres,mariadb,sqlite", ". Can be repeated")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows waiting in the outbox. Default: 300000.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 200."),
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, help="Rate of the steady load, in rows/s. Default: 1000.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Duration of the steady load. Default: 20.")
+    ] = None,
+    documents: Annotated[int | None, _documents(10_000)] = None,
+    partitions: Partitions = None,
+    rounds: Rounds = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure a relay: how fast it publishes a backlog, and how late a steady load is."""
+    from instep_bench import relay
+
+    given = _without_omitted(
+        sources=tuple(source) if source else None,
+        rows=rows,
+        size=size,
+        rate=rate,
+        seconds=seconds,
+        documents=documents,
+        partitions=partitions,
+        rounds=rounds,
+        bootstrap=bootstrap,
+    )
+    _measure(relay.run, relay.RelayOptions(**given), context, as_json=as_json, html=html)
 
 
 @app.command("sharing")

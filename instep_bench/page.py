@@ -12,8 +12,10 @@ from instep_bench.result import BenchResult, Figure
 KIND = "bench"
 TITLES = {
     "polling": "Polling, and events instead",
+    "publish": "Publishing: from the source to Kafka",
     "apply": "Catching up: from Kafka to the database",
     "freshness": "Freshness: from an event happening to its commit",
+    "relay": "Outbox to topic",
     "sharing": "Freshness while another pipeline catches up",
     "scale": "Cost per event as things grow",
 }

@@ -9,7 +9,7 @@ import msgspec
 
 from instep.report.tables import Cell, Plot, ReportTable
 
-BenchName = Literal["polling", "apply", "freshness", "sharing", "scale"]
+BenchName = Literal["polling", "publish", "apply", "freshness", "sharing", "scale", "relay"]
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

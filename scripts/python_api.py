@@ -17,10 +17,11 @@ import msgspec
 INTRO = """\
 # Python API
 
-Everything here can be imported from `instep` itself. Other modules are internal and may change.
+Import these names from `instep`, and those that begin with `testing` from `instep.testing`. Other
+modules are internal and may change.
 """
 COLUMNS_MAX = 90
-RETURNED_ONLY = ("Delivery", "Receipt")  # users get these, and do not construct them
+RETURNED_ONLY = ("Delivery", "Outcome", "Receipt")  # users get these, and do not construct them
 MODULES = re.compile(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])")
 
 
@@ -29,10 +30,19 @@ class Undocumented(Exception):
 
 
 def page(package: types.ModuleType) -> str:
-    """Return the page for the names in the package's `__all__`, in that order."""
+    """Return the page for the names in the package's `__all__`, in that order.
+
+    The names of a module follow those of the package, except names that the package has too.
+    """
     parts = [INTRO]
     for name in package.__all__:
         parts += _entry(f"{package.__name__}.{name}", name, getattr(package, name))
+    for module_name in package.__all__:
+        module = getattr(package, module_name)
+        for name in getattr(module, "__all__", ()):
+            if name not in package.__all__:
+                path = f"{module_name}.{name}"
+                parts += _entry(f"{package.__name__}.{path}", path, getattr(module, name))
     return "\n".join(parts)
 
 
@@ -95,10 +105,11 @@ def _signature(name: str, value: Callable[..., object]) -> str:
     parameters = list(_parameters(signature))
     result = signature.return_annotation
     returns = "" if result in (inspect.Signature.empty, None, "None") else f" -> {_short(result)}"
-    text = f"{name}({', '.join(parameters)}){returns}"
+    shown = f"async {name}" if inspect.iscoroutinefunction(value) else name
+    text = f"{shown}({', '.join(parameters)}){returns}"
     if len(text) > COLUMNS_MAX:
         lines = "".join(f"    {one},\n" for one in parameters)
-        text = f"{name}(\n{lines}){returns}"
+        text = f"{shown}(\n{lines}){returns}"
     return f"```python\n{text}\n```\n"
 
 

@@ -7,12 +7,16 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
+from prometheus_client.core import Metric
 from typer.main import get_command
 
 import instep
 from instep import errors, settings
+from instep.bridge.metrics import BridgeMetrics
+from instep.bridge.progress import PollCounts
 from instep.cli import build_app
 from instep.document.reasons import EXPLANATIONS, PARKS
+from instep.emit.metrics import families
 from instep.pipeline.metrics import Pipelines
 from instep.vet import judgement, rules
 from scripts import error_codes, python_api
@@ -40,8 +44,9 @@ def _settings() -> str:
     intro = (
         "# Settings\n\n"
         "instep reads `instep.toml` in the working directory, or the file named by `--config` or"
-        " `INSTEP_CONFIG`. `NAME` stands for the name of a pipeline. An environment variable"
-        " overrides a value, for example `INSTEP__KAFKA__BOOTSTRAP`. An unknown key is an error."
+        " `INSTEP_CONFIG`. `NAME` stands for the name of a pipeline, a publisher or a bridge. An"
+        " environment variable overrides a value, for example `INSTEP__KAFKA__BOOTSTRAP`. An"
+        " unknown key is an error."
     )
     rows = [
         (f"`{key}`", kind, f"`{default}`" if default else "", text)
@@ -104,11 +109,28 @@ def _metrics() -> str:
         "`instep run --metrics PORT` serves these on 127.0.0.1 in the Prometheus format. Each has"
         " the label `pipeline`."
     )
-    rows = []
-    for family in Pipelines([]).collect():
-        suffix = "_total" if family.type == "counter" else ""
-        rows.append((f"`{family.name}{suffix}`", family.type, family.documentation))
-    return _page(intro, _table(("metric", "type", "meaning"), rows))
+    publishers = (
+        "## Publishers\n\n"
+        "`publisher.metrics().prometheus()` returns these as text, for a program to serve. Each has"
+        " the labels `topic` and `source`."
+    )
+    bridges = (
+        "## Bridges\n\n`instep poll --metrics PORT` serves these. Each has the label `bridge`."
+    )
+    head = ("metric", "type", "meaning")
+    return _page(
+        intro,
+        _table(head, map(_metric, Pipelines([]).collect())),
+        publishers,
+        _table(head, map(_metric, families([]))),
+        bridges,
+        _table(head, map(_metric, BridgeMetrics("", PollCounts(), {}).collect())),
+    )
+
+
+def _metric(family: Metric) -> tuple[str, str, str]:
+    suffix = "_total" if family.type == "counter" else ""
+    return f"`{family.name}{suffix}`", family.type, family.documentation
 
 
 def _rules() -> str:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 ROOT_PAGES = sorted(ROOT.glob("*.md"))
 PAGES = [*ROOT_PAGES, *sorted(ROOT.glob("docs/**/*.md"))]
 STOP_SECTIONS = ("What happened", "What is safe", "How to look", "What to run", "How to avoid it")
-SECRETS = {"KAFKA_PASSWORD": "secret", "DB_PASSWORD": "secret"}
+SECRETS = {"KAFKA_PASSWORD": "secret", "DB_PASSWORD": "secret", "PRINT_TOKEN": "secret"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -71,6 +71,17 @@ def test_commands_without_spark_work_when_it_is_not_installed(
         assert "pyspark" not in done.stderr
 
 
+def test_poll_without_httpx_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "instep.toml").write_text(
+        '[bridges.print]\ntopic = "t"\nurl = "https://h/{document}"\nstatus = "s"\nids_file = "i"',
+        encoding="utf-8",
+    )
+    done = without(("httpx",), tmp_path, "poll")
+    assert done.returncode == 2
+    assert "httpx is not installed" in done.stderr
+    assert "httpx<1,>=0.28" in done.stderr
+
+
 @pytest.mark.parametrize(
     "module",
     ["instep.local.local_servers", "instep.local.maven", "instep.emit", "instep.operate.status"],

@@ -37,11 +37,11 @@ class QueryService:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 """Log nothing."""
 
-        class Server(ThreadingHTTPServer):
+        class PollingServer(ThreadingHTTPServer):
             # With the default backlog of 5, a client's connection may be delayed by a second.
             request_queue_size = 1024
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = PollingServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property

@@ -249,7 +249,7 @@ class _Story:
             faults=self.faults,
             document=shown,
             life=self._timeline(shown),
-            dead_letter=str(sink.journal.dead_letters(Selection(), 1)[0].place),
+            dead_letter=str(sink.journal.dead_letters(Selection(), 1)[0].position),
             target=target.shown(sink.url),
             seconds=round(time.monotonic() - self.began, 1),
         )
@@ -360,7 +360,7 @@ class _Story:
             )
         return [
             StoryEvent(
-                str(one.place),
+                str(one.position),
                 one.status or "",
                 one.order,
                 one.event_time,

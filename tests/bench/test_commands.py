@@ -20,7 +20,7 @@ from tests.bench import examples
 from tests.support import commands
 from tests.support.terminals import HOSTILE
 
-BENCHMARKS = ("polling", "apply", "freshness", "sharing", "scale")
+BENCHMARKS = ("polling", "publish", "apply", "freshness", "sharing", "scale")
 
 THINGS = ("documents", "events", "partitions", "delays", "masters")
 
@@ -116,6 +116,7 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
     assert "neither yes nor no" in refused(home, "apply", "--history", "yes,maybe")
+    assert "give at least 120 bytes" in refused(home, "publish", "--size", "10")
     assert "there is no baseline 'lop'" in refused(home, "apply", "--against", "lop")
     assert "longer than 0 seconds" in refused(home, "sharing", "--seconds", "0")
     assert "nothing to vary" in refused(

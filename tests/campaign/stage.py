@@ -181,8 +181,8 @@ class Stage:
     def _stop_run(self) -> None:
         run = self._current()
         run.signal(signal.SIGTERM)
-        # before the driver installs its handler, the signal ends it at once
-        self._ended(run, "SIGTERM", 0, -signal.SIGTERM)
+        # the signal ends it at once if it has not installed a handler, or if Spark is starting
+        self._ended(run, "SIGTERM", 0, -signal.SIGTERM, 128 + signal.SIGTERM)
         self.run = self._start()
 
     def _second_run(self, paused_s: float) -> None:
