@@ -15,7 +15,7 @@ demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLi
 
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long"
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
@@ -26,7 +26,7 @@ versions: $(READY) ## the tests that depend on the database, on other versions; 
 campaign: $(READY) ## mixed faults on every database, compared with a model: about 10 minutes (ARGS="--seed 7 --databases postgres")
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m tests.campaign $(ARGS)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long
 
 check: $(READY) ## style, types and the table of who may import whom
 	@$(BIN)/ruff format --check .

@@ -56,6 +56,7 @@ def test_a_guarded_baseline_applies_everything(field: Field, tmp_path: Path, nam
     assert held.usage["process"].cpu_s > 0
 
 
+@pytest.mark.long
 def test_stale_rows_of_kafka_connect_are_counted(field: Field, tmp_path: Path) -> None:
     last = {}
     for sent in load.records(LOAD):

@@ -151,6 +151,7 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
     assert refused.value.remedy
 
 
+@pytest.mark.long  # test_freshness runs the same monitor and sender
 def test_a_small_run_has_a_result(
     broker: kafka.LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

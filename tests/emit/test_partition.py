@@ -24,7 +24,7 @@ def java_partition(classes: Any, key: bytes, partitions: int) -> int:
     return chosen
 
 
-@hypothesis_settings(max_examples=2000)
+@hypothesis_settings(max_examples=300)
 @example(b"", 1)
 @example(b"\xff\xfe\xfd", 7)
 @example("Verträge-№ 7 🖨️".encode(), 12)

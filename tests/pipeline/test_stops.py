@@ -399,7 +399,7 @@ def frail_harness(
             runner.stop(patience_s=60)
 
 
-@on_both_engines
+@mostly_resident
 def test_a_log_that_lost_its_newest_records_stops_the_pipeline(
     frail: local.LocalCluster, frail_harness: Harness, tmp_path: Path
 ) -> None:
@@ -557,7 +557,7 @@ ALTERED = [
 ]
 
 
-@on_both_engines
+@mostly_resident
 def test_an_altered_table_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
     """Check that no document is quarantined."""
     kind, change, repair = ALTERED[0]
@@ -592,7 +592,7 @@ def test_a_task_reports_an_altered_table(
         assert rows(task_harness.url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
-@on_both_engines
+@mostly_resident
 def test_a_constraint_added_during_the_run_does_not_stop_the_pipeline(
     make_harness: Callable[..., Harness],
 ) -> None:
@@ -743,7 +743,7 @@ def test_a_read_only_sqlite_file_stops_the_pipeline(mode: str) -> None:
 # --- a database from a backup ---------------------------------------------------------------------
 
 
-@on_both_engines
+@mostly_resident
 @pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"]
 )

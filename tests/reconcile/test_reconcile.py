@@ -398,7 +398,7 @@ def test_the_expected_rows_equal_those_of_the_model(
     assert (report.in_step, report.documents) == (True, len(texts))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def test_lag_is_distinguished_from_damage_while_the_pipeline_runs(
     kind: str,
     new_database: Callable[[str], str],

@@ -23,6 +23,7 @@ from tests.support.runs import event, rows, send
 Run = Callable[..., Runner]
 
 FIX = repair.RepairRequest(execute=True, actor="tester")
+LONG = pytest.mark.long
 
 
 class Meddling(repair.Repairer):
@@ -89,6 +90,12 @@ def test_rows_that_changed_since_the_comparison_are_not_repaired(
     ]
 
 
+# how a refused row is found in each database is tested with the pipeline
+@pytest.mark.parametrize(
+    "database_url",
+    ["sqlite", "postgres", pytest.param("mariadb", marks=LONG), pytest.param("mysql", marks=LONG)],
+    indirect=True,
+)
 def test_only_a_refused_row_is_left_out(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:

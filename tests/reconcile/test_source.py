@@ -114,6 +114,11 @@ def test_the_table_is_compared_with_a_csv_file_of_the_source(
     assert (found(listed), report.documents_in_step) == ([("d2", "different", "print_status")], 2)
 
 
+@pytest.mark.parametrize(
+    "database_url",
+    ["sqlite", "postgres", "mariadb", pytest.param("mysql", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_the_table_is_compared_with_a_query_of_the_source(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
