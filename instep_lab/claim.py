@@ -84,7 +84,8 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 class Claim:
     """A claim with its texts and its experiment.
 
-    `until` is the release up to which an outdated claim was right.
+    `until` is the release up to which an outdated claim was right. Nothing else may run beside a
+    claim that is `alone`, because it measures speed or time.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Claim:
     harmless: bool
     until: str | None
     experiment: Experiment
+    alone: bool = False
 
     @property
     def family(self) -> str:
@@ -119,12 +121,14 @@ def experiment(
     brokers: int = 1,
     harmless: bool = True,
     until: str | None = None,
+    alone: bool = False,
 ) -> Callable[[Experiment], Experiment]:
     """Register the decorated function as the experiment of a claim.
 
     `brokers` is the number of brokers it needs: 0 for none, 3 for a cluster. A harmless experiment
     does nothing that an ordinary client may not do, so that it can run on the user's cluster: it
-    injects faults only into its own clients and changes settings only of its own topics.
+    injects faults only into its own clients and changes settings only of its own topics. An
+    experiment that compares rates, or reports times, runs `alone`.
     """
     texts = ClaimTexts(
         statement=statement,
@@ -137,7 +141,7 @@ def experiment(
     )
 
     def register(function: Experiment) -> Experiment:
-        REGISTERED[id_] = Claim(id_, texts, brokers, harmless, until, function)
+        REGISTERED[id_] = Claim(id_, texts, brokers, harmless, until, function, alone)
         return function
 
     return register

@@ -106,7 +106,7 @@ def run_claims(
     tier: Annotated[
         str | None,
         typer.Option(
-            help="quick (default): all claims in 12 minutes; full: more rounds, kills and records."
+            help="quick (default): all claims in 10 minutes; full: more rounds, kills and records."
         ),
     ] = None,
     seed: Annotated[
@@ -177,7 +177,9 @@ def run_claims(
             def advance(claim: str, done: int, total: int) -> None:
                 line.update(f"testing {claim}", done, total, "claims")
 
-            results = lab.Lab(folder, claims.ALL, given=given, say=say, advance=advance).run()
+            results = lab.Lab(
+                folder, claims.ALL, given=given, say=say, advance=advance, two_at_once=True
+            ).run()
     except SystemExit:
         run_name = folder if into else folder.name
         output.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")

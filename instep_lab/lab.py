@@ -1,4 +1,4 @@
-"""The lab: tests claims one after another.
+"""The lab: tests claims, two at a time where that does not disturb them.
 
 Each claim has a folder in its run. A run can be interrupted and resumed at any point.
 """
@@ -32,6 +32,7 @@ from instep_lab.clients import defaults, java_client
 from instep_lab.cluster_pool import ClusterPool, LabCluster
 from instep_lab.trial import PREFIX, Trial
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
+from instep_lab.worker import ClaimWorker, TakenClaims
 
 GIB = 1 << 30
 DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
@@ -48,7 +49,10 @@ def _no_advance(_claim: str, _done: int, _total: int) -> None:
 
 
 class Lab:
-    """Tests the claims of one run."""
+    """Tests the claims of one run.
+
+    `two_at_once` lets a second process test claims of `claims.ALL` at the same time.
+    """
 
     def __init__(
         self,
@@ -58,35 +62,95 @@ class Lab:
         given: tuple[settings.Kafka, str] | None = None,
         say: Progress,
         advance: Advance = _no_advance,
+        two_at_once: bool = False,
     ) -> None:
         self._run, self._known, self._given, self._say = run, known, given, say
-        self._advance = advance
+        self._advance, self._two_at_once = advance, two_at_once
         self._request = store.read_run(run)
         self._commit = _commit()
 
     def run(self) -> dict[str, ClaimResult]:
         """Test the remaining claims of the run; return all its results, by claim."""
         if self._given is None:
-            _check_room(
-                self._run, self._request.tier, {claim.brokers for claim in self._remaining()}
-            )
+            brokers = sum({claim.brokers for claim in self._remaining()})
+            _check_room(self._run, self._request.tier, brokers)
             # experiments restart brokers dozens of times, and class archives make that faster
             class_archives.prepare(class_archives.KAFKA, self._say)
-        short_lived = self._request.tier is Tier.QUICK
-        with ClusterPool(self._given, self._say, short_lived=short_lived) as pool:
-            return self.run_on(pool)
+            self._two_at_once &= _has_room_for_two(brokers)
+        with self._new_pool() as pool:
+            if self._given:
+                sweep(self._run, pool.of(1), self._say)
+            elif self._two_at_once:
+                self._run_beside_worker(pool)
+            # Idle brokers would take time from those that are measured: the largest cluster goes
+            # first, and is gone before the next.
+            for brokers in sorted({claim.brokers for claim in self._remaining()}, reverse=True):
+                self._run_in_turn(brokers, pool)
+                pool.drop(brokers)
+        return store.read_results(self._run)
 
     def run_on(self, pool: ClusterPool) -> dict[str, ClaimResult]:
         """Test the remaining claims on clusters of a pool, those with the fewest brokers first."""
-        if self._given:
-            sweep(self._run, pool.of(1), self._say)
-        waiting = sorted(self._remaining(), key=lambda claim: claim.brokers)
-        for number, claim in enumerate(waiting, start=1):
-            self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.statement}")
-            self._advance(claim.id, number - 1, len(waiting))
-            result = self._run_claim(claim, pool)
-            self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
+        for brokers in sorted({claim.brokers for claim in self._remaining()}):
+            self._run_in_turn(brokers, pool)
         return store.read_results(self._run)
+
+    def assist(self, taken: TakenClaims) -> None:
+        """Test claims of a run of another process, as long as one is free.
+
+        Only claims that need one broker or none: the other process has the large cluster.
+        """
+        free = [claim for claim in _shared(self._remaining()) if claim.brokers <= 1]
+        with self._new_pool() as pool:
+            for claim in taken.take_each(sorted(free, key=lambda claim: -claim.brokers)):
+                self._test(claim, taken.count, pool)
+
+    def _new_pool(self) -> ClusterPool:
+        short_lived = self._request.tier is Tier.QUICK
+        return ClusterPool(self._given, self._say, short_lived=short_lived)
+
+    def _run_beside_worker(self, pool: ClusterPool) -> None:
+        """Test the claims that do not measure speed, together with a second process.
+
+        It begins with the first claims that need one broker, and this process with those that need
+        another number. Then both approach each other. What it leaves, because it failed, remains.
+        """
+        remaining = self._remaining()
+        shared = _shared(remaining)
+        if sum(claim.brokers <= 1 for claim in shared) == 0 or len(shared) < 2:
+            return
+        large = [claim for claim in shared if claim.brokers > 1]
+        none = [claim for claim in shared if claim.brokers == 0]
+        last = [claim for claim in reversed(shared) if claim.brokers == 1]
+        with tempfile.TemporaryDirectory(prefix="instep-lab-") as folder:
+            taken = TakenClaims(Path(folder) / "taken")
+            taken.folder.mkdir()
+            for id_ in set(self._request.claims) - {claim.id for claim in remaining}:
+                (taken.folder / id_).touch()
+            with ClaimWorker(self._run, taken, Path(folder) / "worker.log") as worker:
+                for claim in taken.take_each([*large, *none, *last]):
+                    self._test(claim, taken.count, pool)
+                    worker.relay(self._say)
+                status = worker.wait(self._say)
+        if status:
+            self._say(f"the second process of the lab ended with {status}; its claims run here")
+
+    def _run_in_turn(self, brokers: int, pool: ClusterPool) -> None:
+        """Test the remaining claims that need this number of brokers, one after another."""
+        waiting = self._remaining()
+        ended = len(self._request.claims) - len(waiting)
+        needing = [claim for claim in waiting if claim.brokers == brokers]
+        for number, claim in enumerate(needing, start=ended + 1):
+            self._test(claim, number, pool)
+
+    def _test(self, claim: Claim, number: int, pool: ClusterPool) -> None:
+        total = len(self._request.claims)
+        self._say(f"[{number}/{total}] {claim.id}: {claim.statement}")
+        self._advance(claim.id, number - 1, total)
+        result = self._run_claim(claim, pool)
+        self._say(
+            f"    {claim.id}: {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}"
+        )
 
     def _remaining(self) -> list[Claim]:
         """Return the untested claims; SettingsError if this release does not know one of them."""
@@ -262,12 +326,19 @@ def _describe(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-def _check_room(run: Path, tier: Tier, clusters: set[int]) -> None:
-    """Raise if disk or memory would run out during the run.
+def _shared(claims: Sequence[Claim]) -> list[Claim]:
+    """Return the claims that two processes may test at the same time."""
+    return [claim for claim in claims if not claim.alone]
 
-    `clusters` holds the number of brokers of each cluster that the run starts.
-    """
-    brokers = sum(clusters)
+
+def _has_room_for_two(brokers: int) -> bool:
+    """Return whether cores and memory suffice for a second process with a broker of its own."""
+    available = psutil.virtual_memory().available
+    return (os.cpu_count() or 1) > 1 and available >= (brokers + 1) * BROKER_BYTES
+
+
+def _check_room(run: Path, tier: Tier, brokers: int) -> None:
+    """Raise if disk or memory would run out during a run that starts this number of brokers."""
     if not brokers:
         return
     disk, memory = DISK_BYTES[tier], brokers * BROKER_BYTES

@@ -7,6 +7,7 @@ RUN/CLAIM/settings.json     the settings of every client, by scenario
 RUN/CLAIM/timeline.jsonl    steps and faults, with their times
 RUN/CLAIM/history-*.jsonl   every operation of every client, by scenario
 RUN/made.jsonl              topics and groups of the run, written before they are created
+RUN/.lock                   held by a process of the run that changes brokers.json
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VERDICT_FILE = "verdict.json"
 SETTINGS_FILE = "settings.json"
 TIMELINE_FILE = "timeline.jsonl"
 MADE_FILE = "made.jsonl"
+LOCK_FILE = ".lock"
 
 Stored = TypeVar("Stored")
 
@@ -179,7 +181,9 @@ def read_brokers(run: Path) -> dict[int, dict[str, BrokerSetting]]:
 
 
 def write_brokers(run: Path, brokers: int, changed: Mapping[str, BrokerSetting]) -> None:
-    files.write(run / BROKERS_FILE, {**read_brokers(run), brokers: dict(changed)})
+    """Add the changed settings of a cluster; two processes may do so at the same time."""
+    with paths.locked(run / LOCK_FILE):
+        files.write(run / BROKERS_FILE, {**read_brokers(run), brokers: dict(changed)})
 
 
 def record_created(run: Path, resource: CreatedResource) -> None:

@@ -329,6 +329,7 @@ def commit_before_work(trial: Trial) -> None:
     ),
     sources=("documentation: commitAsync", "librdkafka: configuration"),
     harmless=False,
+    alone=True,
 )
 def asynchronous_commit(trial: Trial) -> None:
     for library in CLIENTS:

@@ -501,6 +501,7 @@ class EventEffect:
     ),
     sources=("KIP-429", "KIP-848", "KIP-345"),
     rules=("PIPELINE_GROUP_IN_USE",),
+    alone=True,
 )
 def rebalance_triggers(trial: Trial) -> None:
     assignors = members.supported(

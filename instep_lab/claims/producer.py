@@ -138,6 +138,7 @@ def _show_defaults(trial: Trial, clients: Mapping[str, Mapping[str, str]]) -> No
     ),
     sources=("documentation: producer", "documentation: acks"),
     rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_RECORD_LIMIT_ABOVE_TOPIC"),
+    alone=True,
 )
 def delivery_modes(trial: Trial) -> None:
     topic = trial.topic(1)
@@ -314,6 +315,7 @@ SMALL, MODEST, LARGE = BATCH_BYTES
     ),
     sources=("documentation: batch.size", "documentation: linger.ms", "KIP-1030"),
     rules=("PUBLISHER_LINGER_LONG",),
+    alone=True,
 )
 def batching(trial: Trial) -> None:
     topic = trial.topic(1)

@@ -92,6 +92,7 @@ class QueueMeasurements(msgspec.Struct, frozen=True):
     scope=SCOPE,
     sources=SOURCES,
     harmless=False,
+    alone=True,
 )
 def redis_enqueue_rate(trial: Trial) -> None:
     measured = _measure(trial)
@@ -130,6 +131,7 @@ def redis_enqueue_rate(trial: Trial) -> None:
     scope=SCOPE,
     sources=SOURCES,
     harmless=False,
+    alone=True,
 )
 def redis_dequeue_rate(trial: Trial) -> None:
     measured = _measure(trial)
@@ -168,6 +170,7 @@ def redis_dequeue_rate(trial: Trial) -> None:
     scope=SCOPE,
     sources=SOURCES,
     harmless=False,
+    alone=True,
 )
 def zeromq_rate_and_loss(trial: Trial) -> None:
     measured = _measure(trial)

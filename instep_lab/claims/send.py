@@ -616,6 +616,7 @@ def _run_and_read(scenario: Scenario, plan: Publishing) -> None:
     sources=("documentation: acks", "documentation: replication"),
     rules=("PUBLISHER_ACKS_NOT_ALL",),
     brokers=3,
+    alone=True,
 )
 def cost_of_acks(trial: Trial) -> None:
     topic = trial.topic(1)

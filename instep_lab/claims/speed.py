@@ -42,6 +42,7 @@ CLAIMED_PER_S = 100_000
         "limit. It says nothing about Kafka, and was measured with the releases of this run."
     ),
     sources=("documentation: the consumer",),
+    alone=True,
 )
 def polling_nine_thousand_documents(trial: Trial) -> None:
     sample = trial.scaled(15, 200)
@@ -139,6 +140,7 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
         "cost network and disk."
     ),
     sources=("documentation: persistence",),
+    alone=True,
 )
 def records_per_second(trial: Trial) -> None:
     count = trial.scaled(300_000, 2_000_000)

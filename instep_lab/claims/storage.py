@@ -505,6 +505,7 @@ def _folders(trial: Trial, names: Sequence[str], expected: int) -> list[int]:
     ),
     sources=("documentation: log",),
     harmless=False,
+    alone=True,
 )
 def throughput_by_partitions(trial: Trial) -> None:
     counts, records = (1, 4, 16), trial.scaled(60_000, 500_000)

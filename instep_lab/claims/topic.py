@@ -355,6 +355,7 @@ def _is_trimmed(trial: Trial, topic: str) -> bool:
         "long as the disk, however long the log is. index.interval.bytes is 4,096 by default."
     ),
     sources=("documentation: log",),
+    alone=True,
 )
 def seek_time_by_log_length(trial: Trial) -> None:
     base = trial.scaled(5_000, 50_000)
