@@ -470,7 +470,24 @@ class Trial:
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
         topics.create(self.cluster.kafka, name, partitions, replicas, settings_, brokers=brokers)
         self._to_remove(lambda: topics.delete(self.cluster.kafka, name))
+        self._wait_until_served(name, partitions)
         return name
+
+    def _wait_until_served(self, topic: str, partitions: int) -> None:
+        """Wait until the leaders serve the partitions: the metadata names them a moment earlier.
+
+        A broker may refuse the first batch of an idempotent producer in that moment, and accept the
+        second one. It then rejects the first one until delivery.timeout.ms is over (KAFKA-15591).
+        """
+
+        def is_served() -> bool:
+            try:
+                offsets.latest(self.cluster.kafka, topic, range(partitions), committed=False)
+            except errors.InstepError:
+                return False
+            return True
+
+        self.wait(is_served, f"the leaders of topic {topic!r} to serve it")
 
     def group(self) -> str:
         """Return the name of a consumer group for this trial."""

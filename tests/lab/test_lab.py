@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from instep import errors, settings
-from instep.kafka import connection, topics
+from instep.kafka import connection, offsets, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import broker, processes
 from instep.local.broker import LocalCluster
@@ -321,6 +321,24 @@ def test_the_end_of_a_log_is_known_only_if_every_send_was_acknowledged(
     assert case._has_all(topic, 2)
     case.note(ClientOperation(kind=OperationKind.SEND, outcome=OperationStatus.UNKNOWN))
     assert not case._has_all(topic, 2)
+    trial.close()
+
+
+def test_a_new_topic_is_used_only_when_its_leaders_serve_it(
+    pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KAFKA-15591: a batch that came too early would be rejected until delivery.timeout.ms."""
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    latest, asked = offsets.latest, list[str]()
+
+    def refused_twice(cluster: connection.Cluster, topic: str, *rest: Any, **more: Any) -> Any:
+        asked.append(topic)
+        if len(asked) <= 2:
+            raise errors.InstepError("NOT_LEADER_OR_FOLLOWER")
+        return latest(cluster, topic, *rest, **more)
+
+    monkeypatch.setattr(offsets, "latest", refused_twice)
+    assert asked == 3 * [trial.topic(2)]
     trial.close()
 
 
