@@ -342,6 +342,24 @@ def test_a_new_topic_is_used_only_when_its_leaders_serve_it(
     trial.close()
 
 
+@pytest.mark.parametrize(("disk_lost", "idempotent"), [(True, True), (True, False), (False, True)])
+def test_an_acknowledgement_without_offset_is_a_fault_unless_a_disk_was_lost(
+    pool: ClusterPool, tmp_path: Path, *, disk_lost: bool, idempotent: bool
+) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    case = trial.scenario("acknowledged")
+    case.disk_lost = disk_lost
+    config = {"enable.idempotence": idempotent}
+    case.publish(Publishing(topic=trial.topic(), count=1, config=config))
+    case.note(ClientOperation(kind=OperationKind.SEND, member="publisher", key="k9", number=0))
+    faults = case.check().faults
+    if disk_lost and idempotent:
+        assert faults == []
+    else:
+        assert faults == ["k9#0 was acknowledged without an offset"]
+    trial.close()
+
+
 def test_a_client_of_kafka_python_that_does_not_rejoin_is_replaced(
     pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
