@@ -19,7 +19,6 @@ from instep_lab.trial import Scenario, Trial
 
 STABLE = "Stable"
 PATIENCE_S = 120.0
-SHORT_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +187,7 @@ def at_once(teams: Sequence[Team], do: Callable[[Team], object]) -> None:
         list(pool.map(do, teams))
 
 
-def settle(
-    trial: Trial, teams: Sequence[Team], partitions: int, patience_s: float = PATIENCE_S
-) -> None:
+def settle(trial: Trial, teams: Sequence[Team], partitions: int) -> None:
     """Wait until every group has all its members and these hold all partitions.
 
     Both the members and the brokers must say so.
@@ -212,7 +209,7 @@ def settle(
     trial.wait(
         reached,
         f"{', '.join(team.assignor.name for team in teams)} to settle on {partitions} partitions",
-        patience_s,
+        PATIENCE_S,
     )
     for team in teams:
         team.close_first()
@@ -224,25 +221,6 @@ def _seems_complete(team: Team, partitions: int) -> bool:
         return sum(held) == partitions
     # The progress of a member in another process is not visible here.
     return 0 < sum(held) <= partitions
-
-
-def settled_teams(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
-    """Wait until the groups have settled; return those that did.
-
-    Members of kafka-python sometimes never rejoin their group: such a group is left out.
-    """
-    settle(
-        trial, [team for team in teams if team.assignor.library is Library.LIBRDKAFKA], partitions
-    )
-    complete = []
-    for team in teams:
-        try:
-            settle(trial, [team], partitions, SHORT_PATIENCE_S)
-            complete.append(team)
-        except errors.InstepError as failure:
-            trial.note(f"left out: {failure}")
-            team.close()
-    return complete
 
 
 def _is_complete(group: consumer_groups.Group, size: int, partitions: int) -> bool:

@@ -289,7 +289,7 @@ def even_shares(trial: Trial) -> None:
     for size in sizes:
         for team in teams:
             team.grow(size)
-        teams = members.settled_teams(trial, teams, partitions)
+        members.settle(trial, teams, partitions)
         before = [[one.read for one in team.members] for team in teams]
         _send(trial, scenario, topic, count, size)
         trial.wait(partial(_all_read, teams, before, count), "the groups to read")

@@ -45,7 +45,6 @@ DEFAULTS: Mapping[str, Any] = {
     "fetch_max_wait_ms": 10,
     "allow_auto_create_topics": False,
 }
-STUCK_S = 8.0  # a rebalance takes much less
 
 
 def consume(
@@ -73,35 +72,27 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         progress: ConsumerProgress,
     ) -> None:
         self._plan, self._history_writer, self.progress = plan, history_writer, progress
-        self._connection = connection
-        self._revoked_at: float | None = None
-        self._consumer = self._connect()
-
-    def _connect(self) -> KafkaConsumer:
-        plan = self._plan
-        consumer = KafkaConsumer(**_config(plan, self._connection))
+        self._consumer = KafkaConsumer(**_config(plan, connection))
         if plan.assigned is None:
             # otherwise it may join before it knows the topic, and then gets no partitions
-            consumer.partitions_for_topic(plan.topic)
-            consumer.subscribe([plan.topic, *plan.also], listener=self)
+            self._consumer.partitions_for_topic(plan.topic)
+            self._consumer.subscribe([plan.topic, *plan.also], listener=self)
         else:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
-            consumer.assign(parts)
+            self._consumer.assign(parts)
             self.on_partitions_assigned(parts)
-        return consumer
 
-    def _join_again_if_stuck(self) -> None:
-        """Replace the client if it has not rejoined its group.
+    def _finish_joining(self) -> None:
+        """Let the client finish a join that it would forget.
 
-        If its metadata changes while it joins, it gives up its partitions, and sometimes never
-        gets them back.
+        The leader of a group joins again if its metadata has changed. When the assignment is
+        computed, it takes itself for joined, and a poll that ends before the assignment arrives
+        (kafka-python 3.0.12) is the last one to look for it: the member has given its partitions
+        up, sends no heartbeats, and waits forever.
         """
-        if self._revoked_at is None or time.monotonic() - self._revoked_at < STUCK_S:
-            return
-        self._revoked_at = None
-        self._note(OperationKind.FAULT, note="did not rejoin: starts again")
-        self._consumer.close(timeout_ms=1_000)
-        self._consumer = self._connect()
+        coordinator = self._consumer._coordinator
+        if coordinator.rejoining and not coordinator.need_rejoin():
+            coordinator.request_rejoin()
 
     def run(self, stop: threading.Event) -> None:
         plan, quiet_since = self._plan, time.monotonic()
@@ -117,7 +108,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 found = {}
             if not found:
                 self._note_ends()
-                self._join_again_if_stuck()
+                self._finish_joining()
             if found:
                 quiet_since = time.monotonic()
                 self._handle([record for records in found.values() for record in records])
@@ -131,11 +122,9 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer.close(timeout_ms=10_000)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self._revoked_at = time.monotonic()
         self._hold(OperationKind.REVOKE, revoked)
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self._revoked_at = None
         self._hold(OperationKind.ASSIGN, assigned)
 
     def _hold(self, kind: OperationKind, parts: Collection[TopicPartition]) -> None:

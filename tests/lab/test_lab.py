@@ -360,29 +360,23 @@ def test_an_acknowledgement_without_offset_is_a_fault_unless_a_disk_was_lost(
     trial.close()
 
 
-def test_a_client_of_kafka_python_that_does_not_rejoin_is_replaced(
+def test_a_member_of_kafka_python_gets_partitions_that_are_added(
     pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without help, the client forgets its join when a poll ends at the wrong moment."""
+    monkeypatch.setattr(kafka_python, "POLL_S", 0.005)  # so that a poll does end there
     trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
-    case, topic = trial.scenario("stuck"), trial.topic(1)
-    case.publish(Publishing(topic=topic, count=20))
-    assigned = kafka_python._Reader.on_partitions_assigned
-    stuck: list[Any] = []
-
-    def assigned_and_revoked(self: kafka_python._Reader, parts: list[Any]) -> None:
-        assigned(self, parts)
-        if not stuck:
-            stuck.append(self._consumer)
-        # a client may be assigned its partitions more than once, and keeps those it paused
-        if self._consumer is stuck[0]:
-            self._consumer.pause(*parts)
-            self.on_partitions_revoked(parts)
-
-    monkeypatch.setattr(kafka_python._Reader, "on_partitions_assigned", assigned_and_revoked)
-    monkeypatch.setattr(kafka_python, "STUCK_S", 0.2)
-    plan = Consuming(topic=topic, group=trial.group(), library=Library.KAFKA_PYTHON, count=20)
-    assert case.consume(plan).read == 20
-    assert any(one.kind is OperationKind.FAULT for one in case.history())
+    case, topic = trial.scenario("grows"), trial.topic(2)
+    plan = Consuming(
+        topic=topic,
+        group=trial.group(),
+        library=Library.KAFKA_PYTHON,
+        config={"metadata_max_age_ms": 100},
+    )
+    with case.background(plan) as (progress, _):
+        trial.wait(lambda: len(progress.held) == 2, "the first partitions")
+        topics.grow(trial.cluster.kafka, topic, 4)
+        trial.wait(lambda: len(progress.held) == 4, "all partitions")
     trial.close()
 
 
