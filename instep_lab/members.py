@@ -123,6 +123,13 @@ class Team:
             self._trial.note(f"{self.assignor.name}: kill -9 of a member (pid {self.killable.pid})")
             self.killable = None
 
+    def refuse_ended(self) -> None:
+        """Raise if the member in a process of its own has ended without being killed."""
+        if self.killable is not None and (status := self.killable.status) is not None:
+            raise errors.InstepError(
+                f"a member of {self.assignor.name} ended with {status}:\n{self.killable.output()}"
+            )
+
     def close_first(self) -> None:
         """Close the members before their processes are ended, should the trial fail."""
         self._trial.callback(self.close)
@@ -194,6 +201,8 @@ def settle(trial: Trial, teams: Sequence[Team], partitions: int) -> None:
     """
 
     def reached() -> bool:
+        for team in teams:
+            team.refuse_ended()
         # The brokers are asked only when the members have found their coordinator: librdkafka's
         # admin client may crash if it has to look for one that is not ready.
         if not all(_seems_complete(team, partitions) for team in teams):

@@ -20,7 +20,7 @@ from instep.kafka import connection, offsets, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import broker, processes
 from instep.local.broker import LocalCluster
-from instep_lab import claims, lab, store
+from instep_lab import claims, lab, members, store
 from instep_lab.claim import Claim, ClaimTexts, Tier
 from instep_lab.clients import kafka_python
 from instep_lab.clients.consuming import Consuming
@@ -377,6 +377,20 @@ def test_a_member_of_kafka_python_gets_partitions_that_are_added(
         trial.wait(lambda: len(progress.held) == 2, "the first partitions")
         topics.grow(trial.cluster.kafka, topic, 4)
         trial.wait(lambda: len(progress.held) == 4, "all partitions")
+    trial.close()
+
+
+def test_a_member_that_ended_by_itself_is_reported_at_once(
+    pool: ClusterPool, tmp_path: Path
+) -> None:
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    broken_config = {"session.timeout.ms": "never"}
+    team = members.Team(
+        trial, trial.scenario("team"), trial.topic(1), members.RANGE, config=broken_config
+    )
+    team.add_killable()
+    with pytest.raises(errors.InstepError, match="a member of range ended with 1:"):
+        members.settle(trial, [team], 1)
     trial.close()
 
 

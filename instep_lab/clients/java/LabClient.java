@@ -47,7 +47,9 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.InvalidRequiredAcksException;
 import org.apache.kafka.common.errors.NotEnoughReplicasException;
 import org.apache.kafka.common.errors.RecordTooLargeException;
+import org.apache.kafka.common.errors.StaleMemberEpochException;
 import org.apache.kafka.common.errors.TopicAuthorizationException;
+import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -683,6 +685,9 @@ public final class LabClient {
           if (!plan.get("continue_after_error").asBoolean()) {
             return;
           }
+        } catch (UnknownMemberIdException | StaleMemberEpochException failure) {
+          // The session expired while the client asked for commits; the next poll joins again.
+          history.note(history.operation("fault", "ok").put("note", name(failure)));
         }
         boolean joining = held.isEmpty() && System.nanoTime() - began < UNASSIGNED_MAX_NS;
         if (batch.isEmpty()) {
