@@ -874,6 +874,7 @@ LONG_MS = 5_000
     ),
     sources=("documentation: batch.size", "documentation: linger.ms", "KIP-1030"),
     rules=("PUBLISHER_LINGER_LONG",),
+    alone=True,
 )
 def partly_filled_batches(trial: Trial) -> None:
     single: dict[str, Any] = {"count": trial.scaled(4, 12), "per_s": 1, "size": 100}
