@@ -78,6 +78,7 @@ def test_asynchronous_commits_are_faster_and_only_librdkafka_retries_them(settle
     assert result.verdict is ClaimVerdict.DEPENDS_ON_CLIENT
 
 
+@LONG
 def test_side_effects_beside_a_unique_row_are_repeated(settle: Settle) -> None:
     result = settle("commit-9")
     assert all(part.outcome is PartOutcome.PASS for part in result.parts), result.judgement.because

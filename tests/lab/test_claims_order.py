@@ -15,7 +15,7 @@ from tests.lab.conftest import Settle
         ("order-4", ClaimVerdict.RIGHT),
         pytest.param("order-5", ClaimVerdict.DEPENDS_ON_CLIENT, marks=pytest.mark.long),
         pytest.param("order-6", ClaimVerdict.WRONG, marks=pytest.mark.long),
-        ("order-7", ClaimVerdict.DEPENDS_ON_SETTING),
+        pytest.param("order-7", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
         pytest.param("order-8", ClaimVerdict.RIGHT, marks=pytest.mark.long),
         pytest.param("order-9", ClaimVerdict.RIGHT, marks=pytest.mark.long),
     ],

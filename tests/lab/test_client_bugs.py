@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 PAIRS = [
     ("sender_drops", "order-2"),
     ("consumer_skips", "start-2"),
-    ("consumer_swaps", "start-2"),
     ("consumer_does_not_work", "commit-3"),
 ]
 LONG_PAIRS = [
+    ("consumer_swaps", "start-2"),
     ("sender_drops", "order-3"),
     ("sender_drops", "commit-3"),
     ("sender_repeats", "order-3"),
