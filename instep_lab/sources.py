@@ -98,6 +98,7 @@ _KNOWN = (
     _issue(3806, "Increase offsets retention default to 7 days"),
     _issue(13598, "Idempotence is not enabled by default with the documented settings"),
     _issue(15583, "The high watermark advances only with min.insync.replicas in sync"),
+    _issue(15591, "The first batch on a new partition may be rejected until it expires"),
     _issue(17390, "Remove broker-list in GetOffsetShell"),
     # pages of the documentation
     _documentation("documentation: acks", "The producer's setting acks", "producerconfigs_acks"),

@@ -689,7 +689,9 @@ def commit_within_batch(trial: Trial) -> None:
         "at-least-once, except for the Java client with work in the reading thread, which is "
         "at-least-once."
     ),
-    scope="Both clients, with auto.commit.interval.ms at its default of 5 s. " + SESSION,
+    scope=(
+        "Java client and librdkafka, with auto.commit.interval.ms at its default of 5 s. " + SESSION
+    ),
     sources=("documentation: enable.auto.commit", "documentation: semantics"),
 )
 def automatic_commit_at_most_once(trial: Trial) -> None:

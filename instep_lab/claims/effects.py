@@ -211,8 +211,9 @@ def _pause(trial: Trial, scenario: Scenario, keep: Keep, stops_on: int) -> Pause
         "the second insert do nothing. Everything else that the work changes is changed twice."
     ),
     scope=(
-        "Any client and release, and any database with unique indexes. The id must be in the "
-        "record: a producer that sends it twice is covered too. " + crashes.SESSION_NOTE
+        "Any client and release, and any database with unique indexes; run with librdkafka and "
+        "SQLite. The id must be in the record: a producer that sends it twice is covered too. "
+        + crashes.SESSION_NOTE
     ),
     sources=("documentation: semantics",),
     rules=("DATABASE_SECOND_UNIQUE_KEY",),
@@ -260,8 +261,8 @@ def unique_index(trial: Trial) -> None:
         "what is there: a record that was sent twice has two places."
     ),
     scope=(
-        "All clients and releases. A topic that was deleted and created again also begins at "
-        "offset 0."
+        "All clients and releases; run with librdkafka and SQLite. A topic that was deleted and "
+        "created again also begins at offset 0."
     ),
     sources=("documentation: semantics", "KIP-98"),
 )
@@ -479,8 +480,8 @@ def _transform(
         "Between topics of one cluster, Kafka's transactions do the same (see commit-15)."
     ),
     scope=(
-        "Any client and release. How Kafka could take part in a two-phase commit of another "
-        "system is the subject of KIP-939. " + crashes.SESSION_NOTE
+        "Any client and release; run with librdkafka and SQLite. How Kafka could take part in a "
+        "two-phase commit of another system is the subject of KIP-939. " + crashes.SESSION_NOTE
     ),
     sources=("KIP-939", "documentation: storing offsets outside Kafka"),
 )

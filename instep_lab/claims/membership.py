@@ -608,8 +608,9 @@ class RestartEffect:
         "rebalances."
     ),
     scope=(
-        "Kafka 2.3 and newer (KIP-345), also with the consumer protocol of 4.0. Session timeouts: "
-        "45 s, the default, for the restart in time; 3 s for the late one."
+        "Kafka 2.3 and newer (KIP-345), also with the consumer protocol of 4.0; Java client and "
+        "librdkafka. Session timeouts: 45 s, the default, for the restart in time; 3 s for the "
+        "late one."
     ),
     sources=("KIP-345", "KIP-848"),
 )

@@ -269,9 +269,10 @@ def _two_publishers(trial: Trial) -> None:
         "fill one partition after another, so the records of one document are spread."
     ),
     scope=(
-        "All releases, for one producer per key that does not reorder when it retries (order-5), "
-        "as long as the number of partitions does not change (order-6) and all producers use the "
-        "same partitioner (send-11). A consumer with a thread pool needs more (order-4)."
+        "All releases; measured with librdkafka, for one producer per key that does not reorder "
+        "when it retries (order-5), as long as the number of partitions does not change (order-6) "
+        "and all producers use the same partitioner (send-11). A consumer with a thread pool "
+        "needs more (order-4)."
     ),
     sources=("documentation: topics and partitions", "KIP-480"),
     rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER_NOT_MURMUR2"),
@@ -314,8 +315,8 @@ def key_order_across_partitions(trial: Trial) -> None:
         "each other."
     ),
     scope=(
-        "All releases and clients: the pool is code of the application. Measured with 8 threads "
-        "and work of 0 to 2 ms."
+        "All releases and clients: the pool is code of the application. Measured with librdkafka, "
+        "8 threads and work of 0 to 2 ms."
     ),
     sources=("documentation: KafkaConsumer",),
     rules=("PIPELINE_WITHOUT_GUARD",),

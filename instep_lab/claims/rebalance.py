@@ -152,8 +152,8 @@ def _commit_after(scenario: Scenario) -> ClientOperation | None:
         "commit of a member that is no longer in the group, and the client raises what it got."
     ),
     scope=(
-        "Both clients, with the classic protocol; with the consumer protocol the error has "
-        "another name. " + MAX_POLL_NOTE
+        "Java client and librdkafka, with the classic protocol; with the consumer protocol the "
+        "error has another name. " + MAX_POLL_NOTE
     ),
     sources=("documentation: commitSync", "KIP-62"),
 )
@@ -220,9 +220,9 @@ def failing_synchronous_commit(trial: Trial) -> None:
         "and are lost if the process then dies; if it lives, its threads finish them."
     ),
     scope=(
-        "Both clients with the classic protocol, in a rebalance that the member takes part in. "
-        "A member that is killed, hangs or loses its session commits nothing: then records of "
-        "the reading thread are repeated (commit-2, commit-17). " + crashes.SESSION_NOTE
+        "Java client and librdkafka with the classic protocol, in a rebalance that the member "
+        "takes part in. A member that is killed, hangs or loses its session commits nothing: then "
+        "records of the reading thread are repeated (commit-2, commit-17). " + crashes.SESSION_NOTE
     ),
     sources=("documentation: enable.auto.commit", "documentation: ConsumerRebalanceListener"),
 )
@@ -458,8 +458,8 @@ def _positions_of_hanging(trial: Trial, library: Library, protocol: str) -> tupl
     ),
     scope=(
         "Brokers since 0.8.2, and clients since 0.9 always; before, offsets were kept in "
-        "ZooKeeper. Share groups keep their state in __share_group_state. The lab's topic has 4 "
-        "partitions, 50 by default."
+        "ZooKeeper. Share groups keep their state in __share_group_state. Measured with the Java "
+        "client and librdkafka. The lab's topic has 4 partitions, 50 by default."
     ),
     sources=("KAFKA-1012", "documentation: offsets.topic.replication.factor"),
 )
@@ -520,8 +520,8 @@ def _commit_each_batch(
         "its batch when it returns, which repeats the rest."
     ),
     scope=(
-        "Both clients since 0.10.1 (KIP-62), with the classic protocol. Before, a member that did "
-        "not poll sent no heartbeats. " + MAX_POLL_NOTE
+        "Java client and librdkafka since 0.10.1 (KIP-62), with the classic protocol. Before, a "
+        "member that did not poll sent no heartbeats. " + MAX_POLL_NOTE
     ),
     sources=("KIP-62", "documentation: max.poll.interval.ms"),
     rules=(),

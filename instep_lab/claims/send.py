@@ -66,10 +66,11 @@ def _lost(found: Sequence[Anomalies]) -> str:
         "leader, only min.insync.replicas decides whether it may still acknowledge."
     ),
     scope=(
-        "All clients and releases. Kafka's default of min.insync.replicas is 1; the lab's brokers "
-        "have 2. With 1, records are lost only if a replica outside the in-sync set becomes the "
-        "leader (an unclean election, off by default since 0.11) or the leader's disk is lost. The "
-        "machines stay on: a power cut is another matter."
+        "All clients and releases; measured with librdkafka. Kafka's default of "
+        "min.insync.replicas is 1; the lab's brokers have 2. With 1, records are lost only if a "
+        "replica outside the in-sync set becomes the leader (an unclean election, off by default "
+        "since 0.11) or the leader's disk is lost. The machines stay on: a power cut is another "
+        "matter."
     ),
     sources=("documentation: acks", "documentation: min.insync.replicas", "KIP-106", "KIP-966"),
     rules=("PUBLISHER_ACKS_NOT_ALL", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
@@ -235,10 +236,11 @@ def _kill_leader(
         "partition again, by itself or by an unclean election, the log begins at offset 0."
     ),
     scope=(
-        "All releases and clients. The machine stays on: what was not yet written to the disk "
-        "survives the process, but not a power cut. Whether the empty replica is elected by itself "
-        "varies in 4.x, where a new disk also has a new directory id; after 20 s without a leader "
-        "the lab forces an unclean election, and the evidence counts that."
+        "All releases and clients; measured with librdkafka. The machine stays on: what was not "
+        "yet written to the disk survives the process, but not a power cut. Whether the empty "
+        "replica is elected by itself varies in 4.x, where a new disk also has a new directory "
+        "id; after 20 s without a leader the lab forces an unclean election, and the evidence "
+        "counts that."
     ),
     sources=("documentation: acks", "documentation: replication", "KIP-858", "KIP-966"),
     rules=("TOPIC_SINGLE_REPLICA",),
@@ -376,8 +378,8 @@ def _lose_disk(
         "replicas are in sync again."
     ),
     scope=(
-        "All clients. That readers are held back is so since broker release 3.7; before, the "
-        "statement was right without exception."
+        "All clients; measured with librdkafka. That readers are held back is so since broker "
+        "release 3.7; before, the statement was right without exception."
     ),
     sources=("documentation: min.insync.replicas", "KAFKA-15583", "KIP-966"),
     rules=("PUBLISHER_ACKS_NOT_ALL", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
@@ -510,8 +512,9 @@ def _read_from(scenario: Scenario, group: str, first: int) -> int:
         "until the buffer is empty."
     ),
     scope=(
-        "Both clients, all releases. The lab sets linger.ms=1000 (default 5), so that the buffer "
-        "is not empty at the end; with the default the last few milliseconds are lost."
+        "Java client and librdkafka, all releases. The lab sets linger.ms=1000 (default 5), so "
+        "that the buffer is not empty at the end; with the default the last few milliseconds are "
+        "lost."
     ),
     sources=("documentation: producer", "documentation: linger.ms", "KIP-8"),
     rules=("PUBLISHER_ACKS_NOT_ALL",),

@@ -252,10 +252,11 @@ def new_group_with_earliest(trial: Trial) -> None:
         "everything again, with latest it misses what came while it was away."
     ),
     scope=(
-        "All clients. offsets.retention.minutes is 7 days since 2.0, 1 day before; since 2.1 it "
-        "counts from the time at which the group has become empty. In the lab, commits have a "
-        "retention of 1 s (request version 2, which clients until 2.0 used), or of 1 minute by "
-        "the broker's setting, and the broker looks every 0.5 s (10 minutes by default)."
+        "All clients; measured with librdkafka. offsets.retention.minutes is 7 days since 2.0, 1 "
+        "day before; since 2.1 it counts from the time at which the group has become empty. In "
+        "the lab, commits have a retention of 1 s (request version 2, which clients until 2.0 "
+        "used), or of 1 minute by the broker's setting, and the broker looks every 0.5 s (10 "
+        "minutes by default)."
     ),
     sources=(
         "documentation: auto.offset.reset",

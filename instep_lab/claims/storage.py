@@ -194,10 +194,11 @@ def _machines(trial: Trial) -> Iterator[Machines]:
         "memory of all replicas in sync."
     ),
     scope=(
-        "All releases and clients, with the default flush settings. Linux writes dirty pages to "
-        "disk after about 30 s by default, so the records of the last half minute are at risk. "
-        "The power cut is simulated by shutting an ext4 file system down without a flush; it "
-        "needs root on Linux. Machines that lose power together lose their page caches together."
+        "All releases and clients (measured with librdkafka), with the default flush settings. "
+        "Linux writes dirty pages to disk after about 30 s by default, so the records of the last "
+        "half minute are at risk. The power cut is simulated by shutting an ext4 file system down "
+        "without a flush; it needs root on Linux. Machines that lose power together lose their "
+        "page caches together."
     ),
     sources=("documentation: flush", "documentation: replication", "documentation: acks"),
     rules=("TOPIC_SINGLE_REPLICA", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
@@ -499,9 +500,9 @@ def _folders(trial: Trial, names: Sequence[str], expected: int) -> list[int]:
         "is the limit. Each replica costs a folder and several open files on its broker."
     ),
     scope=(
-        "One sender, one broker and one disk on this machine; with several brokers, more "
-        "partitions let a topic use all of them. Share groups (4.2) let several members read one "
-        "partition."
+        "One sender with librdkafka, one broker and one disk on this machine; with several "
+        "brokers, more partitions let a topic use all of them. Share groups (4.2) let several "
+        "members read one partition."
     ),
     sources=("documentation: log",),
     harmless=False,

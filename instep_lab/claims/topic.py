@@ -204,9 +204,9 @@ def adding_and_removing_replicas(trial: Trial) -> None:
         "be committed, and the group reads from there."
     ),
     scope=(
-        "All releases and clients, as far back as retention reaches and, in a compacted topic, "
-        "only the records that compaction has left. Share groups (4.2) acknowledge single records, "
-        "but do not delete them either."
+        "All releases and clients (measured with librdkafka), as far back as retention reaches "
+        "and, in a compacted topic, only the records that compaction has left. Share groups (4.2) "
+        "acknowledge single records, but do not delete them either."
     ),
     sources=("documentation: the consumer",),
 )
@@ -350,9 +350,10 @@ def _is_trimmed(trial: Trial, topic: str) -> bool:
         "scan of at most 4 kB, so it grows with the logarithm of the length, which is hard to see."
     ),
     scope=(
-        "All releases and clients. The records were in the page cache of the operating system, "
-        "as recent ones usually are; the first access to records that are only on disk takes as "
-        "long as the disk, however long the log is. index.interval.bytes is 4,096 by default."
+        "All releases and clients; measured with librdkafka. The records were in the page cache "
+        "of the operating system, as recent ones usually are; the first access to records that "
+        "are only on disk takes as long as the disk, however long the log is. "
+        "index.interval.bytes is 4,096 by default."
     ),
     sources=("documentation: log",),
     alone=True,
@@ -451,10 +452,10 @@ class FrozenFollower:
         "the controller removes it from the in-sync set."
     ),
     scope=(
-        "All releases since replication was added in 0.8, all clients. A follower counts as in "
-        "sync for up to replica.lag.time.max.ms (30 s by default) without a fetch, and in KRaft "
-        "clusters until broker.session.timeout.ms is over: 3 s here, 9 s by default. Since 3.7 "
-        "the high watermark also waits for min.insync.replicas."
+        "All releases since replication was added in 0.8, all clients; measured with librdkafka. "
+        "A follower counts as in sync for up to replica.lag.time.max.ms (30 s by default) without "
+        "a fetch, and in KRaft clusters until broker.session.timeout.ms is over: 3 s here, 9 s by "
+        "default. Since 3.7 the high watermark also waits for min.insync.replicas."
     ),
     sources=("documentation: replication", "KAFKA-15583"),
     rules=("TOPIC_MIN_INSYNC_REPLICAS_ONE",),
@@ -648,10 +649,10 @@ def segment_file_names(trial: Trial) -> None:
         "from the metadata and send again what was not acknowledged."
     ),
     scope=(
-        "acks=all, three replicas, min.insync.replicas=2, unclean elections off (the default). "
-        "The pauses are those with broker.session.timeout.ms=3000; the default of 9000 makes them "
-        "up to 6 s longer. A clean shutdown hands leadership over within milliseconds. kill -9 "
-        "is not a power failure: see storage-1."
+        "Measured with librdkafka, acks=all, three replicas, min.insync.replicas=2, unclean "
+        "elections off (the default). The pauses are those with broker.session.timeout.ms=3000; "
+        "the default of 9000 makes them up to 6 s longer. A clean shutdown hands leadership over "
+        "within milliseconds. kill -9 is not a power failure: see storage-1."
     ),
     sources=("documentation: replication", "documentation: broker.session.timeout.ms"),
     rules=(
@@ -778,10 +779,11 @@ def _read_to_end(scenario: Scenario, topic: str, group: str) -> None:
         "Otherwise one dead broker would stop all reading."
     ),
     scope=(
-        "All releases since 0.8, all clients. The wait is up to replica.lag.time.max.ms (30 s by "
-        "default), and in KRaft clusters at most broker.session.timeout.ms after a broker has "
-        "stopped responding: 3 s here, 9 s by default. With fewer than min.insync.replicas in "
-        "sync, the high watermark stops since 3.7."
+        "All releases since 0.8, all clients; measured with librdkafka. The wait is up to "
+        "replica.lag.time.max.ms (30 s by default), and in KRaft clusters at most "
+        "broker.session.timeout.ms after a broker has stopped responding: 3 s here, 9 s by "
+        "default. With fewer than min.insync.replicas in sync, the high watermark stops since "
+        "3.7."
     ),
     sources=("documentation: replication", "KAFKA-15583"),
     rules=("TOPIC_MIN_INSYNC_REPLICAS_ONE",),

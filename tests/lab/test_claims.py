@@ -41,6 +41,19 @@ def test_every_claim_has_all_its_texts() -> None:
         assert len(set(claim.texts.rules)) == len(claim.texts.rules), id_
 
 
+# Only brokers decide these; speed-1 says nothing about Kafka.
+WITHOUT_CLIENT = {
+    *("speed-1", "storage-2", "storage-3", "storage-4"),
+    *("topic-1", "topic-2", "topic-3", "topic-5", "topic-8", "topic-11", "topic-12"),
+}
+
+
+def test_every_scope_names_the_clients_that_were_measured() -> None:
+    named = re.compile("Java|librdkafka|kafka-python|Python")
+    unnamed = {id_ for id_, one in claims.ALL.items() if not named.search(one.texts.scope)}
+    assert unnamed == WITHOUT_CLIENT
+
+
 COUNTS = {
     "order": 9,
     "group": 9,
