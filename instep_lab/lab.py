@@ -323,7 +323,10 @@ def command(ids: Sequence[str], tier: Tier, seed: int, cluster: str | None) -> s
 def _describe(failure: Exception) -> str:
     if isinstance(failure, errors.InstepError):
         return str(failure)
-    return f"{type(failure).__name__}: {failure}"
+    described = f"{type(failure).__name__}: {failure}"
+    if failure.__cause__ is not None:
+        described += f", caused by {type(failure.__cause__).__name__}: {failure.__cause__}"
+    return described
 
 
 def _shared(claims: Sequence[Claim]) -> list[Claim]:

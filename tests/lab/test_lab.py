@@ -45,7 +45,7 @@ def settled(trial: Trial) -> None:
 
 def broken(trial: Trial) -> None:
     trial.statement("it is so", True, "seen")
-    raise ZeroDivisionError("of the experiment's own")
+    raise ZeroDivisionError("of the experiment's own") from KeyError("another")
 
 
 def test_an_experiment_that_fails_is_inconclusive_and_the_others_continue(tmp_path: Path) -> None:
@@ -56,7 +56,8 @@ def test_an_experiment_that_fails_is_inconclusive_and_the_others_continue(tmp_pa
         ClaimVerdict.INCONCLUSIVE,
         ClaimVerdict.RIGHT,
     ]
-    assert "ZeroDivisionError: of the experiment's own" in results["a-1"].judgement.because
+    described = "ZeroDivisionError: of the experiment's own, caused by KeyError: 'another'"
+    assert described in results["a-1"].judgement.because
 
 
 def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
