@@ -3,13 +3,28 @@
 The position is the last record of a topic of the relay's own, with one partition. It is read after
 `init_transactions`, which fences every older process of the relay and ends its open transaction.
 So whatever is read then is the truth, and stays true until this process commits.
+
+A broker answers a commit before it has written the transaction's markers, and until then it refuses
+the next transaction of the same transactional id: the client waits and asks again. So a writer has
+two ids and uses them in turn: a transaction begins when the commit before it was answered, while
+the brokers still complete that one. These rules keep what one id guarantees:
+
+    1. `start` runs `init_transactions` for the first id, then for the second; only then may the
+       position be read. Both have waited until older transactions are complete.
+    2. The first transaction of a writer uses the first id.
+    3. The other id has its turn only after a commit that was answered.
+
+If a later writer has taken over both ids, every commit of the earlier one came before the later one
+read the position. If two writers start at the same time, the one that was first at the first id and
+second at the second id can never commit, by rule 2; the other one ends at its second transaction.
+So between a writer's look at the position and its last commit, no other writer commits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -32,7 +47,7 @@ POSITION_CONFIG = {
 RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
 ABORT_TIMEOUT_S = 3.0
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = list[tuple[str, str | bytes | None]]  # as the client takes them, without a copy
 
 
 class RecordRefused(Exception):
@@ -42,6 +57,12 @@ class RecordRefused(Exception):
 def position_topic(relay: str) -> str:
     """Return the topic of a relay's position."""
     return f"instep-relay.{relay}"
+
+
+def transactional_ids(relay: str) -> tuple[str, str]:
+    """Return the transactional ids of a relay, in the order in which they are used."""
+    # Not a suffix: the name of another relay could end in it.
+    return f"instep-relay.{relay}", f"instep-relay-2.{relay}"
 
 
 def create_position_topic(cluster: connection.Cluster, relay: str) -> bool:
@@ -116,6 +137,7 @@ class RelayWriter:
         self._error_log = faults.ErrorLog()
         self._failed: KafkaError | None = None
         self._is_begun = False
+        self._commits = 0
         config: dict[str, Any] = {
             **connection.client_config(cluster.kafka, cluster.bootstrap),
             "acks": "all",
@@ -128,24 +150,33 @@ class RelayWriter:
             # The client's own limit: a record that the topic would refuse fails in `produce`,
             # where its transaction can go on without it.
             "message.max.bytes": max(record_bytes_max, RECORD_BYTES_LEAST),
+            "delivery.report.only.error": True,  # else a call for every record that is delivered
             "error_cb": self._error_log.add,
         }
         if self._is_transactional:
             # A record that fails makes the commit fail, so nobody has to look at each delivery.
-            config["transactional.id"] = f"instep-relay.{relay}"
             config["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
+            configs = [{**config, "transactional.id": id_} for id_ in transactional_ids(relay)]
         else:
             config["on_delivery"] = self._delivered
             config["message.timeout.ms"] = 0  # no limit
+            configs = [config]
         try:
-            self._producer = Producer(config, logger=faults.log)
+            self._producers = [Producer(one, logger=faults.log) for one in configs]
         except KafkaException as failure:
             raise faults.translate(failure.args[0], self._operation) from failure
+        self._producer = self._producers[0]
+
+    @property
+    def clients(self) -> int:
+        """How many clients take turns. Each learns the topic's partitions by its first records."""
+        return len(self._producers)
 
     def start(self) -> None:
-        """Fence older processes of this relay, and end their open transaction."""
+        """Fence older processes of this relay, and end their open transactions."""
         if self._is_transactional:
-            self._insist(self._producer.init_transactions)
+            for producer in self._producers:
+                self._insist(producer.init_transactions)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -157,7 +188,7 @@ class RelayWriter:
         """Add a record; raise RecordRefused if the topic does not accept its size."""
         while True:
             try:
-                self._producer.produce(self._topic, value, key, headers=list(headers))
+                self._producer.produce(self._topic, value, key, headers=headers)
             except BufferError:
                 self._producer.poll(0.05)
             except KafkaException as failure:
@@ -167,21 +198,23 @@ class RelayWriter:
             else:
                 return
 
-    def commit(self, position: bytes) -> None:
-        """Commit the records together with the position behind them."""
-        if not self._is_transactional:
-            self.settle()
-        try:
-            self._producer.produce(self._position_topic, position, POSITION_KEY)
-        except (BufferError, KafkaException) as failure:
-            raise errors.RelaySessionEnded(
-                f"the position cannot be written: {failure}"
-            ) from failure
+    def commit(self, position: bytes, confirm: Callable[[], None] = lambda: None) -> None:
+        """Commit the records together with the position behind them.
+
+        `confirm` raises if that must not happen. It is called while the records are on their way.
+        """
         if self._is_transactional:
+            self._add_position(position)
+            confirm()
             self._insist(self._producer.commit_transaction)
             self._is_begun = False
         else:
             self.settle()
+            confirm()
+            self._add_position(position)
+            self.settle()
+        self._commits += 1
+        self._producer = self._producers[self._commits % len(self._producers)]
 
     def abort(self) -> None:
         """Give up the records of the open transaction, if there is one."""
@@ -200,7 +233,8 @@ class RelayWriter:
         """
         with contextlib.suppress(errors.InstepError):
             self.abort()
-        self._producer.purge()
+        for producer in self._producers:
+            producer.purge()
 
     def settle(self) -> None:
         """Wait until every record is acknowledged. The client keeps the order of a key."""
@@ -209,6 +243,14 @@ class RelayWriter:
                 raise errors.RelaySessionEnded("the relay was stopped before the broker answered")
         if self._failed is not None:
             raise self._translated(self._failed)
+
+    def _add_position(self, position: bytes) -> None:
+        try:
+            self._producer.produce(self._position_topic, position, POSITION_KEY)
+        except (BufferError, KafkaException) as failure:
+            raise errors.RelaySessionEnded(
+                f"the position cannot be written: {failure}"
+            ) from failure
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:

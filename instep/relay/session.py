@@ -1,9 +1,9 @@
 """One session of a relay: from the fence in Kafka until anything is in doubt.
 
-    1. init_transactions: no older process of this relay can commit any more.
+    1. init_transactions of both ids: no older process of this relay can commit any more.
     2. Read the position. Compare it with the source and the topic; a named stop if they disagree.
-    3. Repeat: read rows, publish them and the position behind them in one transaction. The next
-       rows are read meanwhile.
+    3. Repeat: read rows, publish them and the position behind them in one transaction. While there
+       is a backlog, the next rows are read meanwhile.
 
 An error of Kafka ends the session, because only a new one can find out what became of the last
 transaction. An error of the source does not: nothing is in doubt then, so the session connects
@@ -13,6 +13,7 @@ again and compares again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
 from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
 
 PAUSE_S = 0.002  # the first pause if there is nothing to publish
+INTERVAL_LEAST_S = 0.01  # between the beginnings of two transactions, if there is no backlog
 RECONNECT_S = 0.5
 ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
 BYTES_PER_ID = 40  # of a position, at most
@@ -228,29 +230,40 @@ class RelaySession:
                 if pool.submit(reader.has_news).result():
                     batch = pool.submit(reader.next, self._limit).result()
                 continue
-            pause_s = PAUSE_S
+            pause_s, began = PAUSE_S, time.monotonic()
             self.progress.state = "publishing"
-            self._adapt(len(batch.rows))
+            durable = pool.submit(reader.wait_durable, batch)
+            if self._relay.guarantee == "at-least-once":
+                durable.result()  # nothing takes a record back once it is handed over
             published = self._add(batch, reader, pool)
-            following = pool.submit(reader.next, self._limit)
+            # Rows that are read now wait for this commit, and rows that come meanwhile for the
+            # next one: worth it only if there are many.
+            following = pool.submit(reader.next, self._limit) if self._adapt(batch) else None
             try:
                 if cleaning is not None:
                     cleaning.result()  # the batch before this one must be deleted by now
-                self._commit(batch, published)
+                self._commit(batch, published, durable)
             except BaseException:
-                following.cancel()
+                if following is not None:
+                    following.cancel()
                 raise
+            if following is None:
+                # Rows that come meanwhile share a transaction: a broker takes milliseconds for one.
+                self._stop.wait(max(0.0, began + INTERVAL_LEAST_S - time.monotonic()))
+                following = pool.submit(reader.next, self._limit)
             batch = following.result()
             cleaning = pool.submit(reader.done, self._position.sequence)
         if cleaning is not None:
             cleaning.result()
 
-    def _adapt(self, count: int) -> None:
-        """Read more rows at once while there is a backlog."""
-        if count >= self._limit:
-            self._limit = min(self._limit * 4, self._rows_max)
-        elif count < self._limit // 8:
-            self._limit = max(self._limit // 2, self._rows_least)
+    def _adapt(self, batch: Batch) -> bool:
+        """Read more rows at once while there is a backlog; return whether there is one."""
+        count, limit = len(batch.rows), self._limit
+        if count >= limit:
+            self._limit = min(limit * 4, self._rows_max)
+        elif count < limit // 8:
+            self._limit = max(limit // 2, self._rows_least)
+        return count >= limit
 
     def _add(self, batch: Batch, reader: OutboxReader, pool: ThreadPoolExecutor) -> int:
         """Add the rows to a new transaction; return how many were not refused."""
@@ -283,11 +296,7 @@ class RelaySession:
         self.progress.dead += 1
         self._say(f"{self._name}: {what}; kept in instep_outbox_dead")
 
-    def _commit(self, batch: Batch, published: int) -> None:
-        if not self.progress.transactions:
-            # Only now does the client know the partitions. They are confirmed below.
-            self._writer.settle()
-        self._identity.ask()
+    def _commit(self, batch: Batch, published: int, durable: Future[None]) -> None:
         following = msgspec.structs.replace(
             self._position,
             sequence=self._position.sequence + 1,
@@ -295,10 +304,18 @@ class RelaySession:
             beat=self._keeper.beat,
             reader=batch.position,
         )
-        if not self._identity.is_confirmed():
-            self._topic = topics.describe(self._cluster, self._relay.topic)
-            self._check_topic()
-        self._writer.commit(positions.encode(following))
+        if self.progress.transactions < self._writer.clients:
+            # Only now does this client know the partitions. They are confirmed below.
+            self._writer.settle()
+        self._identity.ask()
+
+        def confirm() -> None:
+            if not self._identity.is_confirmed():
+                self._topic = topics.describe(self._cluster, self._relay.topic)
+                self._check_topic()
+            durable.result()
+
+        self._writer.commit(positions.encode(following), confirm)
         self._position = following
         self._keeper.published_rows = following.rows
         self.progress.rows += published

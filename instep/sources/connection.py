@@ -104,6 +104,19 @@ class SourceConnection:
             finally:
                 cursor.close()
 
+    def select_binary(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a query of PostgreSQL without values, and return its rows.
+
+        They come in the binary format: bytes as they are, instead of as hexadecimal text.
+        """
+        with self._translated():
+            cursor = self.driver.cursor(binary=True)
+            try:
+                cursor.execute(statement)
+                return list(cursor.fetchall())
+            finally:
+                cursor.close()
+
     def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """Run a query with one row, and return its first column."""
         return self.select(statement, parameters)[0][0]

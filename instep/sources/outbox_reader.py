@@ -78,6 +78,9 @@ class OutboxReader(abc.ABC):
     def next(self, limit: int) -> Batch | None:
         """Return the next rows, at most `limit`; None if there are none."""
 
+    def wait_durable(self, batch: Batch) -> None:  # noqa: B027 - most databases need nothing
+        """Wait until the rows of a batch are on disk. They must not be published before that."""
+
     @abc.abstractmethod
     def done(self, sequence: int) -> None:
         """Clean up after the oldest batch that was returned and is published now."""

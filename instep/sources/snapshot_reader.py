@@ -25,6 +25,7 @@ from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, 
 NOTHING = "1:1:"  # the snapshot in which no transaction is visible
 FLUSH_WAIT_S = 0.002
 CLEAN_UP_INTERVAL_S = 1.0
+PLAIN_TYPES = ["bigint", "integer", "text", "character varying", "bytea"]
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -44,6 +45,7 @@ class SnapshotReader(OutboxReader):
                 "SELECT count(*) FROM pg_inherits WHERE inhparent = ?::regclass", (self._table,)
             )
         )
+        self._is_binary = self._has_plain_types()
         self._seen = NOTHING  # everything visible in it was returned
         self._tick: str | None = None  # the snapshot that is being read
         self._is_open = False
@@ -91,6 +93,21 @@ class SnapshotReader(OutboxReader):
             return None
         self._returned.append((self._seen, rows[-1].id))
         return Batch(rows, {**self._facts(), **position})
+
+    def wait_durable(self, batch: Batch) -> None:
+        """Wait until what the batch's tick shows is on disk.
+
+        With synchronous_commit = off a transaction is visible before that, and a crash of the
+        server would undo what was published.
+        """
+        behind = "SELECT pg_current_wal_flush_lsn() < ?::pg_lsn"
+        lsn = batch.position["lsn"]
+        if not self._side.value(behind, (lsn,)):
+            return
+        time.sleep(FLUSH_WAIT_S)
+        if self._side.value(behind, (lsn,)):
+            # A commit of our own makes the server write its log up to here.
+            self._side.select("SELECT pg_logical_emit_message(true, 'instep', '')")
 
     def done(self, sequence: int) -> None:
         """Remove published rows from time to time."""
@@ -151,24 +168,8 @@ class SnapshotReader(OutboxReader):
         )
 
     def _fetch(self, limit: int) -> list[OutboxRow]:
-        rows = self._rows(self._opened.select(f"FETCH FORWARD {limit:d} FROM instep_tick"))
-        if rows:
-            self._wait_durable()
-        return rows
-
-    def _wait_durable(self) -> None:
-        """Wait until what the tick shows is on disk.
-
-        With synchronous_commit = off a transaction is visible before that, and a crash of the
-        server would undo what was published.
-        """
-        behind = "SELECT pg_current_wal_flush_lsn() < ?::pg_lsn"
-        if not self._side.value(behind, (self._lsn,)):
-            return
-        time.sleep(FLUSH_WAIT_S)
-        if self._side.value(behind, (self._lsn,)):
-            # A commit of our own makes the server write its log up to here.
-            self._side.select("SELECT pg_logical_emit_message(true, 'instep', '')")
+        select = self._opened.select_binary if self._is_binary else self._opened.select
+        return self._rows(select(f"FETCH FORWARD {limit:d} FROM instep_tick"))
 
     def _finish_tick(self) -> None:
         """Count everything that the tick showed as returned."""
@@ -195,6 +196,20 @@ class SnapshotReader(OutboxReader):
     def _facts(self) -> dict[str, Any]:
         system, timeline = self._identity
         return {"system": system, "timeline": timeline, "lsn": self._lsn}
+
+    def _has_plain_types(self) -> bool:
+        """Return whether the columns have types whose binary format the driver surely knows."""
+        columns = self._relay.columns
+        names = [columns.id, columns.document, columns.value]
+        if columns.headers is not None:
+            names.append(columns.headers)
+        return bool(
+            self._side.value(
+                "SELECT bool_and(atttypid::regtype::text = ANY (?)) FROM pg_attribute"
+                " WHERE attrelid = ?::regclass AND attname = ANY (?)",
+                (PLAIN_TYPES, self._table, names),
+            )
+        )
 
     def _refuse_other_server(self, position: dict[str, Any]) -> None:
         system, timeline = self._identity

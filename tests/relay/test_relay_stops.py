@@ -14,6 +14,7 @@ import pytest
 from instep import errors, settings, sources
 from instep.kafka import relay_writer, topics
 from instep.kafka.connection import Cluster
+from instep.kafka.relay_writer import RelayWriter
 from instep.relay import reset
 from instep.sinks import target
 from instep.sources import tables
@@ -196,35 +197,75 @@ def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
     assert run_once(name, relay, cluster)[0].rows == 0
 
 
+def _writer(
+    shop: PrintShop, cluster: Cluster, kind: type[RelayWriter] = RelayWriter
+) -> RelayWriter:
+    return kind(
+        cluster,
+        shop.name,
+        shop.relay.topic,
+        guarantee="exactly-once",
+        record_bytes_max=1_000_000,
+        is_stopped=lambda: False,
+    )
+
+
+def _publish(writer: RelayWriter, document: str, version: int) -> None:
+    writer.begin()
+    writer.add(document.encode(), b'{"version": %d}' % version, [])
+    writer.commit(b"%d" % version)
+
+
+@pytest.mark.parametrize("commits", [0, 1])
 def test_a_process_that_ignores_the_lease_is_fenced(
+    commits: int, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Fence it in a transaction of its first transactional id, and of its second one."""
+    shop = open_shop("sqlite")
+    zombie = _writer(shop, cluster)
+    zombie.start()
+    for number in range(commits):
+        _publish(zombie, "job-1", number)
+    zombie.begin()
+    zombie.add(b"job-1", b'{"version": 9}', [])
+    heir = _writer(shop, cluster)
+    heir.start()
+    with pytest.raises(errors.RelaySessionEnded):
+        zombie.commit(b"9")
+    for number in range(3):
+        _publish(heir, "job-2", number)
+    expected = {"job-1": list(range(commits)), "job-2": [0, 1, 2]}
+    found = published(cluster, shop.relay.topic)
+    assert found == {name: versions for name, versions in expected.items() if versions}
+    assert relay_writer.read_position(cluster, shop.name) == b"2"
+    heir.close()
+
+
+def test_of_two_processes_that_start_at_the_same_time_one_publishes(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
+    """Let one take over both ids while the other is between its first and its second."""
     shop = open_shop("sqlite")
-    name, relay = shop.name, shop.relay
+    within = _writer(shop, cluster)
 
-    def writer() -> relay_writer.RelayWriter:
-        made = relay_writer.RelayWriter(
-            cluster,
-            name,
-            relay.topic,
-            guarantee="exactly-once",
-            record_bytes_max=1_000_000,
-            is_stopped=lambda: False,
-        )
-        made.start()
-        return made
+    class Interrupted(RelayWriter):
+        is_interrupted = False
 
-    zombie = writer()
-    zombie.begin()
-    zombie.add(b"job-1", b"{}", [])
-    heir = writer()
+        def _insist(self, call: Callable[[float], None]) -> None:
+            super()._insist(call)
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                within.start()
+
+    interrupted = _writer(shop, cluster, Interrupted)
+    interrupted.start()
+    _publish(within, "job-1", 1)
     with pytest.raises(errors.RelaySessionEnded):
-        zombie.commit(b"{}")
-    heir.begin()
-    heir.add(b"job-2", b'{"version": 1}', [])
-    heir.commit(b"{}")
-    assert published(cluster, relay.topic) == {"job-2": [1]}
-    heir.close()
+        _publish(interrupted, "job-1", 2)
+    with pytest.raises(errors.RelaySessionEnded):  # its second id belongs to the other one
+        _publish(within, "job-1", 3)
+    assert published(cluster, shop.relay.topic) == {"job-1": [1]}
+    assert relay_writer.read_position(cluster, shop.name) == b"1"
 
 
 def test_a_record_that_is_too_large_is_kept_while_more_rows_follow(
@@ -244,14 +285,7 @@ def test_a_writer_that_is_closed_leaves_no_transaction_open_that_holds_up_reader
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
     shop = open_shop("sqlite")
-    writer = relay_writer.RelayWriter(
-        cluster,
-        shop.name,
-        shop.relay.topic,
-        guarantee="exactly-once",
-        record_bytes_max=1_000_000,
-        is_stopped=lambda: False,
-    )
+    writer = _writer(shop, cluster)
     writer.start()
     writer.begin()
     for number in range(10):
