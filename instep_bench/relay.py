@@ -1,32 +1,37 @@
 """`instep bench relay`: how fast a relay publishes a backlog, and how late a steady load is.
 
 Each source is measured in rounds. In a round, the relay publishes the same number of rows exactly
-once and at least once, in turn, so that both meet the same machine. The delay is measured beside
-it: a process commits rows at an even rate, and a read-committed reader notes when each becomes
-visible. Every row must be read exactly once, or there is no result.
+once and at least once, in turn, so that both meet the same machine. The delay is measured after
+that: one process commits rows at an even rate, `instep relay run` publishes them, and this process,
+a read-committed reader, notes when each becomes visible. Every row must be read exactly once, or
+there is no result.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import statistics
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
+import tomli_w
 
 from instep import errors, settings
-from instep.document.event import StatusEvent
-from instep.emit.outbox import Outbox
 from instep.kafka import offsets, reading, relay_writer
+from instep.local import keeper_client, paths
 from instep.relay import relay as relays
 from instep.relay.session import RelayProgress
 from instep.report.tables import Cell, ReportTable
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
-from instep_bench import bench_servers, machine
+from instep.waiting import wait_until
+from instep_bench import bench_servers, machine, outbox_load
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
 
@@ -100,8 +105,8 @@ def run(options: RelayOptions, say: Say, command: str) -> BenchResult:
         notes=[
             "Rows per second count from the start of a session to its end, with its login and its"
             " look for the position.",
-            "The writer, the relay and the reader of the delay share one process, so the delay"
-            " includes what they take from each other.",
+            "The delay counts from the moment at which the application sends COMMIT. Application,"
+            " relay (`instep relay run`) and reader are processes of their own.",
         ],
     )
 
@@ -152,23 +157,40 @@ class _SourceBench:
     def delay(self) -> RelayDelay:
         name, relay = self._declare("exactly-once")
         count = round(self._options.rate * self._options.seconds)
-        stop = threading.Event()
-        with ThreadPoolExecutor(3) as pool:
-            published = pool.submit(self._run, name, relay, once=False, stop=stop)
-            seen = pool.submit(self._read, relay.topic, count)
-            try:
-                self._write(relay, count)
-                delays = sorted(seen.result())
-            finally:
-                stop.set()
-                published.result()
-        if len(delays) != count:
-            raise errors.InstepError(f"{len(delays)} of {count} rows were read")
+        times = self._servers.folder / f"{name}.times"
+        load = outbox_load.OutboxLoad(
+            relay.source,
+            relay.outbox,
+            count,
+            self._options.rate,
+            self._options.documents,
+            str(times),
+        )
+        log = self._servers.folder / f"{name}.log"
+        with contextlib.ExitStack() as processes:
+            self._launch(
+                processes,
+                log,
+                "instep",
+                "relay",
+                "run",
+                name,
+                "--config",
+                self._config(name, relay),
+            )
+            self._fill(relay, 1)  # shows that the relay works
+            self._wait_for(lambda: any(self._ends(relay).values()), "relay published nothing", log)
+            starts = self._ends(relay)
+            self._launch(processes, log, outbox_load.MODULE, msgspec.json.encode(load).decode())
+            seen = self._read(relay.topic, starts, count)
+            self._wait_for(times.exists, "application did not finish", log)
+        committed = outbox_load.commit_times(times)
+        delays = sorted(at - committed[number] for number, at in seen.items())
         found = RelayDelay(
             self._label,
-            statistics.median(delays) * 1_000,
-            delays[int(len(delays) * 0.99)] * 1_000,
-            delays[-1] * 1_000,
+            statistics.median(delays) / 1e6,
+            delays[int(len(delays) * 0.99)] / 1e6,
+            delays[-1] / 1e6,
             count,
         )
         self._say(
@@ -176,6 +198,34 @@ class _SourceBench:
             f" p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms"
         )
         return found
+
+    def _config(self, name: str, relay: settings.Relay) -> str:
+        """Write the settings file of a relay, and return its name."""
+        tree = {
+            "kafka": {"bootstrap": self._servers.bootstrap},
+            "relays": {
+                name: {"source": relay.source, "topic": relay.topic, "outbox": relay.outbox}
+            },
+        }
+        file = self._servers.folder / f"{name}.toml"
+        file.write_text(tomli_w.dumps(tree), encoding="utf-8")
+        return str(file)
+
+    def _launch(self, processes: contextlib.ExitStack, log: Path, *command: str) -> None:
+        """Run a Python module in a process that ends with the block, and with this process."""
+        keeper = keeper_client.KeeperClient(end_signal=signal.SIGTERM)
+        processes.callback(keeper.close)
+        keeper.launch([sys.executable, "-m", *command], log=log, env=paths.python_environment())
+
+    def _ends(self, relay: settings.Relay) -> dict[int, int]:
+        return offsets.latest(self._servers.cluster, relay.topic, range(self._options.partitions))
+
+    def _wait_for(self, condition: Callable[[], bool], what: str, log: Path) -> None:
+        if not wait_until(condition, SETTLE_S):
+            said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise errors.InstepError(
+                "\n".join([f"the benchmark's {what}; its log ends:", *said[-5:]])
+            )
 
     def _declare(self, guarantee: settings.RelayGuarantee) -> tuple[str, settings.Relay]:
         name = f"bench-{uuid.uuid4().hex[:8]}"
@@ -236,44 +286,26 @@ class _SourceBench:
         )
         return progress
 
-    def _write(self, relay: settings.Relay, count: int) -> None:
-        """Commit rows at an even rate, each with the time just before its commit."""
-        outbox = Outbox(relay.outbox)
-        with SourceConnection(relay.source) as opened:
-            begin = "BEGIN IMMEDIATE" if opened.dialect.name == "sqlite" else "BEGIN"
-            began = time.perf_counter()
-            for number in range(count):
-                due = began + number / self._options.rate
-                time.sleep(max(0.0, due - time.perf_counter()))
-                with opened.transaction(begin):
-                    event = StatusEvent(
-                        document=f"d{number % self._options.documents}",
-                        status="PRINTED",
-                        version=number,
-                        fields={"ns": time.perf_counter_ns()},
-                    )
-                    outbox.add(opened.driver, event)
-
-    def _read(self, topic: str, count: int) -> list[float]:
-        """Return the delay of every row, as a read-committed reader sees it."""
-        delays: list[float] = []
-        starts = dict.fromkeys(range(self._options.partitions), 0)
+    def _read(self, topic: str, starts: dict[int, int], count: int) -> dict[int, int]:
+        """Return when a read-committed reader saw each row, by its number."""
+        seen: dict[int, int] = {}
         quiet_since = time.monotonic()
         for messages in reading.follow(self._servers.cluster, topic, starts, wait_s=READ_WAIT_S):
-            now = time.perf_counter_ns()
+            now = time.monotonic_ns()
             for _, message in messages:
-                sent: int = msgspec.json.decode(message.value() or b"{}")["ns"]
-                delays.append((now - sent) / 1e9)
+                number: int = msgspec.json.decode(message.value() or b"{}")["version"]
+                if seen.setdefault(number, now) != now:
+                    raise errors.InstepError(f"row {number} was published more than once")
                 quiet_since = time.monotonic()
-            if len(delays) >= count or time.monotonic() - quiet_since > SETTLE_S:
+            if len(seen) >= count or time.monotonic() - quiet_since > SETTLE_S:
                 break
+        if len(seen) != count:
+            raise errors.InstepError(f"{len(seen)} of {count} rows were read")
         ends = offsets.latest(self._servers.cluster, topic, range(self._options.partitions))
-        extra = reading.read(
-            self._servers.cluster, topic, {part: (0, end) for part, end in ends.items()}
-        )
-        if sum(1 for _ in extra) != len(delays):
+        ranges = {part: (starts[part], end) for part, end in ends.items()}
+        if sum(1 for _ in reading.read(self._servers.cluster, topic, ranges)) != count:
             raise errors.InstepError("rows were published more than once")
-        return delays
+        return seen
 
 
 def figures(rounds: list[RelayRound], delays: list[RelayDelay]) -> list[Figure]:
