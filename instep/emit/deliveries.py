@@ -34,7 +34,7 @@ log = logging.getLogger("instep.emit")
 Answer = TypeVar("Answer")
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """The position of a delivered record in the log."""
 
     topic: str
@@ -167,6 +167,7 @@ class DeliveryCounter:
         self._for_space: list[tuple[int, Callable[[], None]]] = []
         self._for_marks: list[int] = []
         self._is_awaited = False
+        self._space_awaited = -1  # at this number of open records, there is somebody to wake
         self._sent = 0
         self._withdrawn = 0
         self._open: dict[int, Receipt] = {}
@@ -200,6 +201,17 @@ class DeliveryCounter:
     ) -> None:
         """Report the outcome of a record to its callback, then to those who wait for it."""
         on_delivery = receipt.on_delivery
+        if failure is None and on_delivery is None:
+            # Nearly all records take this way, so it has no further calls.
+            with self._lock:
+                if receipt._lock_of_waiters is None:
+                    self.delivered += 1
+                    receipt._result, receipt._state = delivery, FINISHED
+                    if self._open.pop(receipt.number, None) is not None:
+                        self.open_bytes -= receipt.size
+                    if self._is_awaited and self._may_wake():
+                        self._wake()
+                    return
         is_reported = on_delivery is not None and _called(on_delivery, failure, delivery)
         with self._lock:
             if failure is None:
@@ -352,8 +364,14 @@ class DeliveryCounter:
     def _close(self, receipt: Receipt) -> None:
         if self._open.pop(receipt.number, None) is not None:
             self.open_bytes -= receipt.size
-        if self._is_awaited:
+        if self._is_awaited and self._may_wake():
             self._wake()
+
+    def _may_wake(self) -> bool:
+        """Return False if the last record that was settled cannot end anybody's waiting."""
+        return len(self._open) <= self._space_awaited or (
+            bool(self._for_marks) and self._first not in self._open
+        )
 
     def _wake(self) -> None:
         """Wake those for whom there is space, once, and those whose records are settled."""
@@ -365,6 +383,7 @@ class DeliveryCounter:
         if self._for_marks and self._is_settled(min(self._for_marks)):
             self._changed.notify_all()
         self._is_awaited = bool(self._for_space or self._for_marks)
+        self._space_awaited = max((entry[0] for entry in self._for_space), default=-1)
 
     def _count_failure(
         self, receipt: Receipt, failure: errors.Undelivered, *, is_reported: bool
