@@ -74,6 +74,7 @@ Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Unit = Literal["s", "ms", "us"]
 Convert = Literal["number", "boolean", "text"]
 Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
+ReaderClient = Literal["java", "librdkafka", "kafka-python", "aiokafka", "spark"]
 RelayGuarantee = Literal["exactly-once", "at-least-once"]
 TooLarge = Literal["dead-letter", "stop"]
 Vanished = Literal["ignore", "delete"]
@@ -400,6 +401,22 @@ class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
     ] = {}
 
 
+class DeclaredReader(SettingsTable, frozen=True, kw_only=True):
+    """A program other than a pipeline that reads a topic, for `instep vet`."""
+
+    topic: Annotated[str, Meta(description="topic that it reads")]
+    client: Annotated[
+        ReaderClient, Meta(description="client library, whose defaults instep knows")
+    ] = "java"
+    group: Annotated[
+        str | None, Meta(description="its consumer group; default: the name of this table")
+    ] = None
+    config: Annotated[
+        dict[str, str | int | float | bool],
+        Meta(description="settings of the client that it changes, by the client's own names"),
+    ] = {}
+
+
 class IdsList(SettingsTable, frozen=True, kw_only=True):
     """A list endpoint of the source, whose pages contain the ids of its documents."""
 
@@ -541,6 +558,10 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     publishers: Annotated[
         dict[str, DeclaredPublisher],
         Meta(description="publishers, by name; only used by `instep vet`"),
+    ] = {}
+    readers: Annotated[
+        dict[str, DeclaredReader],
+        Meta(description="readers other than pipelines, by name; only used by `instep vet`"),
     ] = {}
     bridges: Annotated[dict[str, Bridge], Meta(description="polling bridges, by name")] = {}
     vet: Annotated[Vet, Meta(description="for `instep vet`")] = Vet()
@@ -802,10 +823,11 @@ def _join_dotted(tree: dict[str, Any]) -> None:
 
     They contain dots, which TOML takes for nested tables unless the names are quoted.
     """
-    publishers = tree.get("publishers")
     holders = [(tree.get("spark"), "conf")]
-    if isinstance(publishers, dict):
-        holders += [(publisher, "config") for publisher in publishers.values()]
+    for kind in ("publishers", "readers"):
+        clients = tree.get(kind)
+        if isinstance(clients, dict):
+            holders += [(client, "config") for client in clients.values()]
     for holder, key in holders:
         if isinstance(holder, dict) and isinstance(holder.get(key), dict):
             holder[key] = dict(_leaves(holder[key], ""))

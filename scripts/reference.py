@@ -136,8 +136,9 @@ def _metric(family: Metric) -> tuple[str, str, str]:
 def _rules() -> str:
     intro = (
         "# Rules of `instep vet`\n\n"
-        "Each rule is checked against the guarantee that a pipeline declares, and the severity of"
-        " a finding depends on that guarantee. `instep vet explain RULE` prints the page of a rule."
+        "Each rule is checked against the guarantee that a pipeline or relay declares, and the"
+        " severity of a finding depends on that guarantee. `instep vet explain RULE` prints the"
+        " page of a rule."
     )
     parts = [intro]
     for part in judgement.PARTS:

@@ -1,4 +1,4 @@
-"""`instep vet`: check settings, cluster, topic, publishers and database against the guarantee."""
+"""`instep vet`: check settings, cluster, topics, publishers and databases against the guarantee."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def vet(
             autocompletion=completion.pipelines,
         ),
     ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--relay",
+            metavar="NAME",
+            help="Only this relay. Can be repeated.",
+            autocompletion=completion.relays,
+        ),
+    ] = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(
@@ -45,13 +54,13 @@ def vet(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Check cluster, topic, publishers, pipeline and database against the guarantee."""
+    """Check cluster, publishers, pipelines, relays and databases against the guarantee."""
     # Typer also calls this function before a subcommand.
     if context.invoked_subcommand is not None:
         return
     from instep.vet import judgement, report
 
-    verdict = judgement.judge(_snapshot(snapshot, pipeline))
+    verdict = judgement.judge(_snapshot(snapshot, pipeline or [], relay or []))
     if as_json:
         output.print_json(verdict)
     else:
@@ -85,21 +94,26 @@ def explain(
         typer.echo(output.table(("RULE", "THREAT", "CHECKS"), rows))
 
 
-def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
+def _snapshot(file: Path | None, pipelines: list[str], relays: list[str]) -> Snapshot:
     from instep.vet import gathering, snapshot
 
     # One option for both: the first run saves the snapshot, later runs check it.
     if file is not None and file.exists():
-        saved = snapshot.only(snapshot.load(file), names or [])
+        saved = snapshot.only(snapshot.load(file), pipelines, relays)
         output.say(
             f"checked the snapshot of {output.cell(saved.taken_at)} in {file};"
             " no server was contacted"
         )
         return saved
     loaded = settings.load_with_origins(GLOBAL.config)
-    selected = options.select_pipelines(loaded.settings, names)
-    with resources.cluster(loaded.settings) as cluster:
-        taken = gathering.gather(cluster, loaded.settings, selected, loaded)
+    declared = loaded.settings
+    if not pipelines and not relays:
+        relays = [*declared.relays]
+        # Settings with relays only are complete.
+        if declared.pipelines or not relays:
+            pipelines = options.select_pipelines(declared, None)
+    with resources.cluster(declared) as cluster:
+        taken = gathering.gather(cluster, declared, pipelines, loaded, relays)
     if file is not None:
         snapshot.save(taken, file)
         output.say(f"the snapshot is in {file}")

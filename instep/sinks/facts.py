@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -58,6 +58,7 @@ MYSQL_SETTINGS = (
     "system_time_zone",
     "foreign_key_checks",
     "unique_checks",
+    "wsrep_on",
 )
 DELETE_RULES = {
     "a": "NO ACTION",
@@ -154,14 +155,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
     """Read the facts about a pipeline's target. If it is unreachable, they say so."""
     url = target.database_url(pipeline.target)
-    host = url.query.get("host")  # libpq accepts it there too
-    sslmode = url.query.get("sslmode")
-    blank = Facts(
-        kind=url.get_backend_name(),
-        host=url.host or (host if isinstance(host, str) else None),
-        key=sorted(pipeline.keys),
-        sslmode=sslmode if isinstance(sslmode, str) else None,
-    )
+    blank = msgspec.structs.replace(blank_facts(url), key=sorted(pipeline.keys))
     try:
         with inspection.connection(url) as opened:
             facts = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
@@ -172,6 +166,37 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     except errors.InstepError as error:
         return msgspec.structs.replace(facts, unfit=(error.what, error.remedy))
     return facts
+
+
+def blank_facts(url: sa.URL) -> Facts:
+    """Return what the URL alone says."""
+    host = url.query.get("host")  # libpq accepts it there too
+    sslmode = url.query.get("sslmode")
+    return Facts(
+        kind=url.get_backend_name(),
+        host=url.host or (host if isinstance(host, str) else None),
+        sslmode=sslmode if isinstance(sslmode, str) else None,
+    )
+
+
+def read_server(opened: sa.Connection, blank: Facts, existing: Collection[TableName]) -> Facts:
+    """Read the facts about a database that is no target, with these tables."""
+    version = tuple(
+        part for part in opened.dialect.server_version_info or () if isinstance(part, int)
+    )
+    facts = msgspec.structs.replace(blank, kind=_kind(opened), version=version)
+    match facts.kind:
+        case "sqlite":
+            file = Path(str(opened.engine.url.database).removeprefix("file:"))
+            return msgspec.structs.replace(facts, filesystem=file_system(file))
+        case "postgresql":
+            return _read_postgres(opened, facts, existing, None)
+        case _:
+            engines = {str(table): _engine(opened, table) for table in existing}
+            return msgspec.structs.replace(
+                _read_mysql(opened, facts, [], None),
+                engines={name: engine for name, engine in engines.items() if engine},
+            )
 
 
 def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:

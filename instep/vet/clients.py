@@ -198,6 +198,21 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     )
 
 
+def reads_committed(client: settings.ReaderClient, isolation: str | None) -> bool:
+    """Return whether a reader sees only committed records. None: the client's default."""
+    if isolation is None:
+        return client == "librdkafka"  # the only client with this default
+    return isolation.lower() == "read_committed"
+
+
+def isolation_level(config: Mapping[str, object]) -> str | None:
+    """Return the isolation level that a reader sets, if any."""
+    for name, value in config.items():
+        if name.strip().replace("_", ".").removeprefix("kafka.") == "isolation.level":
+            return str(value)
+    return None
+
+
 def _canonical(config: Mapping[str, str]) -> dict[str, str]:
     # Clients in Python spell the names with underscores.
     dotted = {name.strip().replace("_", "."): value.strip() for name, value in config.items()}

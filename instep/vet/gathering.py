@@ -1,4 +1,6 @@
-"""Read a snapshot from a live cluster and the databases of the pipelines. Nothing is changed.
+"""Read a snapshot from a live cluster and the databases of pipelines and relays.
+
+Nothing is changed.
 
 What cannot be read stays unknown, with the reason. Only a cluster that does not answer is an error.
 """
@@ -18,11 +20,13 @@ from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
 from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
-from instep.kafka import configs, groups, layout, offsets, reading, topics
+from instep.kafka import configs, groups, layout, offsets, reading, relay_writer, topics
 from instep.kafka.admin import admin_extras, consumer_groups
 from instep.kafka.connection import Cluster
+from instep.relay import position as relay_positions
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
+from instep.sources import facts as source_facts
 from instep.vet import clients, sampling, snapshot
 
 SAMPLED_PER_PARTITION = 20
@@ -39,12 +43,13 @@ def gather(
     declared: settings.Settings,
     names: list[str],
     loaded: settings.Loaded | None = None,
+    relays: list[str] | None = None,
 ) -> snapshot.Snapshot:
-    """Read everything that the rules need about these pipelines.
+    """Read everything that the rules need about these pipelines and relays.
 
     `loaded` has the origin of each setting, if the settings were read from a file.
     """
-    return Gathering(cluster, declared, loaded).of(names)
+    return Gathering(cluster, declared, loaded).of(names, relays or [])
 
 
 class Gathering:
@@ -59,7 +64,8 @@ class Gathering:
         self.unknown: dict[str, str] = {}
         self.now_s = time.time()  # one time for all ages
 
-    def of(self, names: list[str]) -> snapshot.Snapshot:
+    def of(self, names: list[str], relay_names: list[str]) -> snapshot.Snapshot:
+        relays = {name: settings.relay(self.declared, name) for name in relay_names}
         pipelines = {name: settings.pipeline(self.declared, name) for name in names}
         # Not through `_try`: nothing can be checked without the cluster.
         self.layouts = layout.read(self.cluster)
@@ -68,7 +74,13 @@ class Gathering:
         self.targets = {
             name: self._target(name, pipelines[name], databases[name]) for name in names
         }
-        wanted = dict.fromkeys(pipeline.topic for pipeline in pipelines.values())
+        wanted = dict.fromkeys(
+            [
+                *(pipeline.topic for pipeline in pipelines.values()),
+                *(relay.topic for relay in relays.values()),
+                *map(relay_writer.position_topic, relays),
+            ]
+        )
         with admin_extras.connect(self.cluster) as extras:
             log_dirs = extras.log_dirs([*wanted]) if extras else None
             known_topics = {name: self._topic(name, extras, log_dirs) for name in wanted}
@@ -89,6 +101,11 @@ class Gathering:
             },
             databases=databases,
             writers={name: _writer(declared) for name, declared in self.declared.pipelines.items()},
+            relays={name: self._relay(name, relay) for name, relay in relays.items()},
+            declared_relays={
+                name: _declared_relay(relay) for name, relay in self.declared.relays.items()
+            },
+            readers={name: _reader(name, one) for name, one in self.declared.readers.items()},
             spark=snapshot.SparkFacts(
                 master=self.declared.spark.master,
                 conf=_only(self.declared.spark.conf, SPARK_READ),
@@ -369,7 +386,7 @@ class Gathering:
             parked_documents=parked,
             group_members=group_members,
             group_foreign=group_foreign,
-            password_written=self._writes_password(name, pipeline),
+            password_written=self._writes_password(f"pipelines.{name}.target", pipeline.target),
             status_column=status_column,
             followers=dict(pipeline.transitions),
             statuses=statuses,
@@ -385,13 +402,13 @@ class Gathering:
             self.cluster, group, name, [partition.partition for partition in topic.partitions]
         )
 
-    def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:
-        """Return whether the target's password is in the settings file itself."""
+    def _writes_password(self, setting: str, url: str) -> bool | None:
+        """Return whether a database's password is in the settings file itself."""
         if self.loaded is None:
             return None
-        origin = self.loaded.origin(f"pipelines.{name}.target")
+        origin = self.loaded.origin(setting)
         in_file = "${" not in origin and not origin.startswith(settings.ENVIRONMENT_PREFIX)
-        return bool(target.database_url(pipeline.target).password) and in_file
+        return bool(target.database_url(url).password) and in_file
 
     def _read_database(
         self, to: Target, topic: snapshot.TopicFacts | None
@@ -448,6 +465,57 @@ class Gathering:
         if behind:
             return offsets.first_records(self.cluster, topic, behind)
         return {}
+
+    # --- relays -----------------------------------------------------------------------------------
+
+    def _relay(self, name: str, relay: settings.Relay) -> snapshot.RelayFacts:
+        position_topic = relay_writer.position_topic(name)
+        source = source_facts.read(name, relay)
+        if source.database.unreachable:
+            self.unknown[f"source of relay {name}"] = source.database.unreachable.partition("\n")[0]
+        return snapshot.RelayFacts(
+            topic=relay.topic,
+            guarantee=relay.guarantee,
+            outbox=relay.outbox,
+            position_topic=position_topic,
+            transaction_timeout_ms=relay_writer.TRANSACTION_TIMEOUT_MS,
+            source_facts=source,
+            position=self._position(name) if position_topic in self.layouts.topics else None,
+            groups=self._try(
+                f"groups that read topic {relay.topic}", lambda: self._reading_groups(relay.topic)
+            ),
+            password_written=self._writes_password(f"relays.{name}.source", relay.source),
+        )
+
+    def _position(self, name: str) -> snapshot.PublishedPosition | None:
+        """Return what the last position says about topic and source."""
+        value = self._try(
+            f"position of relay {name}", lambda: relay_writer.read_position(self.cluster, name)
+        )
+        found = value and self._try(
+            f"position of relay {name}", lambda: relay_positions.decode(value, name)
+        )
+        if not found:
+            return None
+        return snapshot.PublishedPosition(
+            topic_id=topics.kafka_spelling(found.topic_id),
+            cluster_id=found.cluster_id,
+            partitions=found.partitions,
+            source_id=found.source_id,
+        )
+
+    def _reading_groups(self, topic: str) -> list[str]:
+        """Return the groups that have committed offsets for a topic, except the pipelines' own."""
+        own = {groups.mirror_name(name) for name in self.declared.pipelines}
+        names = [one.group for one in consumer_groups.listings(self.cluster)[0]]
+        committed = groups.positions_of_each(
+            self.cluster, [name for name in names if name not in own]
+        )
+        return [
+            name
+            for name, positions in committed.items()
+            if any(pair[0] == topic for pair in positions)
+        ]
 
     def _try(self, what: str, read: Callable[[], Fact]) -> Fact | None:
         try:
@@ -507,6 +575,24 @@ def _publisher(publisher: settings.DeclaredPublisher) -> snapshot.PublisherFacts
     }
     return snapshot.PublisherFacts(
         topic=publisher.topic, client=publisher.client, config=clients.of_interest(texts)
+    )
+
+
+def _declared_relay(relay: settings.Relay) -> snapshot.DeclaredRelay:
+    return snapshot.DeclaredRelay(
+        source=target.shown(target.database_url(relay.source)),
+        outbox=relay.outbox,
+        topic=relay.topic,
+        guarantee=relay.guarantee,
+    )
+
+
+def _reader(name: str, reader: settings.DeclaredReader) -> snapshot.ReaderFacts:
+    return snapshot.ReaderFacts(
+        topic=reader.topic,
+        client=reader.client,
+        group=reader.group or name,
+        isolation=clients.isolation_level(reader.config),
     )
 
 

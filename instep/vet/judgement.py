@@ -1,4 +1,4 @@
-"""Apply every rule to every pipeline of a snapshot, and say what can happen to data. Pure."""
+"""Apply the rules to every pipeline and relay of a snapshot, and say what can happen. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import msgspec
 from instep import errors, settings
 from instep.document.showing import counted
 from instep.vet import rules
-from instep.vet.rule import NotKnown, Risk, Rule, RuleContext, Severity, Violation
+from instep.vet.rule import (
+    NotKnown,
+    RelayContext,
+    Risk,
+    Rule,
+    RuleContext,
+    Severity,
+    TopicContext,
+    Violation,
+)
 from instep.vet.snapshot import Snapshot
 
-PARTS = ("publisher", "cluster", "topic", "records", "pipeline", "database")
+PARTS = ("publisher", "relay", "cluster", "topic", "reader", "records", "pipeline", "database")
 SEVERITIES = tuple(Severity)
 URGENT = (Risk.LOSS, Risk.DISORDER, Risk.REPETITION, Risk.STANDSTILL, Risk.EXPOSURE)
 CONDITIONS_SHOWN_MAX = 3
@@ -27,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: str
     threat: str
     subject: str
-    pipelines: list[str]
+    pipelines: list[str]  # and relays, as "relay NAME"
     evidence: list[str]
     what: str
     consequence: str
@@ -45,9 +54,9 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuaranteeOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What can happen to the data of one pipeline. `kept` is None if that is not known."""
+    """What can happen to the data of one pipeline or relay. `kept` is None if not known."""
 
-    pipeline: str
+    pipeline: str  # or "relay NAME"
     guarantee: str
     kept: bool | None
     sentence: str
@@ -79,23 +88,25 @@ class VetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(snapshot: Snapshot) -> VetReport:
-    """Check every rule on every pipeline; report once what several pipelines share."""
+    """Check every rule on every pipeline and relay; report once what several of them share."""
     _check_accepted(snapshot.accepted)
-    judged = [_judge(RuleContext(snapshot, name)) for name in snapshot.pipelines]
+    cases: list[TopicContext] = [RuleContext(snapshot, name) for name in snapshot.pipelines]
+    cases += [RelayContext(snapshot, name) for name in snapshot.relays]
+    judged = [_judge(case) for case in cases]
     merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
     unknown: dict[str, dict[str, None]] = {}
-    for pipeline in judged:
-        for finding in pipeline.findings:
+    for one in judged:
+        for finding in one.findings:
             # A broker or topic that several pipelines share gives the same evidence to each.
             key = (finding.rule, finding.subject, tuple(finding.evidence))
             merged[key] = _merged(merged.get(key), finding)
-        for rule, reason in pipeline.unjudged.items():
+        for rule, reason in one.unjudged.items():
             unknown.setdefault(reason, {})[rule] = None
     findings = sorted(merged.values(), key=_rank)
     return VetReport(
         findings=findings,
         unjudged=[Unjudged(why=reason, rules=list(ids)) for reason, ids in sorted(unknown.items())],
-        outcomes=[_outcome(pipeline) for pipeline in judged],
+        outcomes=[_outcome(one) for one in judged],
         rules=len(rules.ALL),
         summary=_summary(findings, {rule for ids in unknown.values() for rule in ids}),
     )
@@ -123,17 +134,19 @@ def _summary(findings: list[Finding], unjudged: set[str]) -> Summary:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The findings of one pipeline, and the reason why a rule could not be judged, by rule."""
+    """The findings of one case, and the reason why a rule could not be judged, by rule."""
 
-    case: RuleContext
+    case: TopicContext
     findings: list[Finding]
     unjudged: dict[str, str]
 
 
-def _judge(case: RuleContext) -> _Judged:
+def _judge(case: TopicContext) -> _Judged:
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
     for rule in rules.ALL.values():
+        if not isinstance(case, rule.context):
+            continue
         try:
             findings += [_finding(case, rule, violation) for violation in rule.check(case)]
         except NotKnown as failure:
@@ -182,13 +195,13 @@ def _no_rule(name: str, where: str = "") -> errors.SettingsError:
     )
 
 
-def _finding(case: RuleContext, rule: Rule, violation: Violation) -> Finding:
+def _finding(case: TopicContext, rule: Rule, violation: Violation) -> Finding:
     return Finding(
         rule=rule.id,
         severity=violation.severity,
         threat=rule.threat,
         subject=violation.subject,
-        pipelines=[case.name],
+        pipelines=[case.label],
         evidence=list(violation.evidence),
         what=rule.what,
         consequence=rule.consequence,
@@ -237,31 +250,31 @@ def _outcome(judged: _Judged) -> GuaranteeOutlook:
     doubtful = [finding for finding in judged.findings if finding.severity == Severity.WARNING]
     parts = [
         *_data_risks(judged, wrong, doubtful),
-        *_stops(wrong, "is"),
+        *_stops(judged.case, wrong, "is"),
         *_failure_tolerance(judged.case),
     ]
-    risks = [*_risks(doubtful), *_stops(doubtful, "may be")]
+    risks = [*_risks(doubtful), *_stops(judged.case, doubtful, "may be")]
     sentence = f"With these settings, {'; '.join(parts) or 'no error was found'}."
     if risks:
         sentence += f" The warnings are about further risks: {'; '.join(risks)}."
     kept: bool | None = True
     if wrong:
         kept = False
-    elif judged.unjudged or not judged.case.publishers:
+    elif judged.unjudged or not judged.case.is_publisher_known:
         # Undeclared publishers may lose events before the broker has them.
         kept = None
     return GuaranteeOutlook(
-        pipeline=judged.case.name,
-        guarantee=judged.case.pipeline.guarantee,
+        pipeline=judged.case.label,
+        guarantee=judged.case.guarantee,
         kept=kept,
         sentence=sentence,
     )
 
 
-def _stops(findings: list[Finding], verb: str) -> list[str]:
+def _stops(case: TopicContext, findings: list[Finding], verb: str) -> list[str]:
     whens = _conditions(findings, Risk.STANDSTILL)
     if whens:
-        return [f"the pipeline {verb} delayed or stopped {whens}"]
+        return [f"the {case.kind} {verb} delayed or stopped {whens}"]
     return []
 
 
@@ -277,13 +290,15 @@ def _data_risks(judged: _Judged, wrong: list[Finding], doubtful: list[Finding]) 
         elif not any(finding.threat == threat for finding in doubtful):
             never.append(word)
     if never:
-        dying = "a broker"
-        if judged.case.publishers:
-            dying = "a publisher, a broker"
-        yield f"nothing is {' or '.join(never)} when {dying}, the pipeline or the database dies"
+        dying = "a broker, the pipeline or the database"
+        if judged.case.kind == "relay":
+            dying = "the source, a broker or the relay"
+        elif judged.case.is_publisher_known:
+            dying = f"a publisher, {dying}"
+        yield f"nothing is {' or '.join(never)} when {dying} dies"
     if unknown:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
-    if not judged.case.publishers:
+    if not judged.case.is_publisher_known:
         yield (
             "what publishers lose, repeat or reorder before the broker is not known"
             " (PUBLISHER_NOT_DECLARED)"
@@ -298,12 +313,14 @@ def _risks(doubtful: list[Finding]) -> Iterator[str]:
             yield f"events may be {word} {whens}"
 
 
-def _by_guarantee(case: RuleContext, threat: Risk) -> list[str]:
+def _by_guarantee(case: TopicContext, threat: Risk) -> list[str]:
     """Return what the declared guarantee itself allows."""
-    match case.pipeline.guarantee, threat:
-        case ("at-least-once", Risk.REPETITION):
+    match case.kind, case.guarantee, threat:
+        case ("relay", "at-least-once", Risk.REPETITION):
+            return ["when the relay dies between the records and the position"]
+        case ("pipeline", "at-least-once", Risk.REPETITION):
             return ["when the pipeline dies between the rows' commit and the position's"]
-        case ("at-most-once", Risk.LOSS):
+        case ("pipeline", "at-most-once", Risk.LOSS):
             return ["when the pipeline dies between the position's commit and the rows'"]
     return []
 
@@ -322,7 +339,7 @@ def _conditions(findings: list[Finding], threat: Risk, further: list[str] | None
     return ", or ".join(shown)
 
 
-def _failure_tolerance(case: RuleContext) -> list[str]:
+def _failure_tolerance(case: TopicContext) -> list[str]:
     """Return how many broker failures the topic tolerates, if its replicas are known."""
     try:
         replicas, needed = case.replicas, case.number("min.insync.replicas")

@@ -18,10 +18,13 @@ OF_SESSIONS = (
 )
 
 
-def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
-    """Return the statement that sets a server variable for the pipeline where it is set now."""
+def setting(facts: Facts, name: str, value: str, url: str) -> str:
+    """Return the statement that sets a server variable where it is set now.
+
+    `url` is the name of the setting that has the database's URL: pipelines.contracts.target.
+    """
     if facts.kind == "postgresql":
-        return _postgres(facts, name, value, pipeline)
+        return _postgres(facts, name, value, url)
     if facts.sources.get(name) == "account" and name in (
         "max_user_connections",
         "max_statement_time",
@@ -36,7 +39,7 @@ def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
     )
 
 
-def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
+def _postgres(facts: Facts, name: str, value: str, url: str) -> str:
     role, database = facts.user or "CURRENT_USER", facts.quoted(facts.database)
     match facts.sources.get(name, ""):
         case "user":
@@ -48,10 +51,7 @@ def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
         case "global":
             return f"ALTER ROLE ALL SET {name} = {value}"
         case "client" | "session" | "environment variable":
-            return (
-                f"remove {name} from the options in pipelines.{pipeline}.target, or from"
-                " PGOPTIONS in the environment"
-            )
+            return f"remove {name} from the options in {url}, or from PGOPTIONS in the environment"
         case "command line":
             if name in OF_SESSIONS:
                 return f"ALTER ROLE {role} SET {name} = {value}"
@@ -64,7 +64,7 @@ def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
     return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf()"
 
 
-def connection_limit(facts: Facts, which: str, wanted: int, pipeline: str) -> str:
+def connection_limit(facts: Facts, which: str, wanted: int, url: str) -> str:
     """Return the statement that raises the connection limit that applies."""
     match which:
         case "ROLE_CONNECTIONS":
@@ -73,7 +73,7 @@ def connection_limit(facts: Facts, which: str, wanted: int, pipeline: str) -> st
             return f"ALTER DATABASE {facts.quoted(facts.database)} CONNECTION LIMIT {wanted}"
         case "MAX_USER_CONNECTIONS":
             return f"ALTER USER {facts.user} WITH MAX_USER_CONNECTIONS {wanted}"
-    return setting(facts, which, str(wanted), pipeline)
+    return setting(facts, which, str(wanted), url)
 
 
 def own_account(facts: Facts, name: str, tables: list[str]) -> str:

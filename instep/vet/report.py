@@ -123,7 +123,7 @@ def _note(group: list[Finding], *, several: bool) -> Iterator[str]:
 
 def _subject(finding: Finding, *, several: bool) -> str:
     subject = finding.subject
-    if several and subject != f"pipeline {finding.pipelines[0]}":
+    if several and subject not in (f"pipeline {finding.pipelines[0]}", finding.pipelines[0]):
         subject += f" ({', '.join(finding.pipelines)})"
     return plain(subject)
 

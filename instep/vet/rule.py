@@ -1,7 +1,8 @@
 """A rule: what must hold for a guarantee, with its explanation. Rules are pure; each has a page.
 
-A rule checks one `RuleContext`, a pipeline with everything that it depends on, and yields
-violations. A fact that could not be read raises NotKnown, and the rule is reported as not judged.
+A rule checks one context: a pipeline (`RuleContext`) or a relay (`RelayContext`) with everything
+that it depends on, or what both have in common (`TopicContext`). It yields violations. A fact that
+could not be read raises NotKnown, and the rule is reported as not judged.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from instep.sinks.facts import Facts
+from instep.sources.facts import SourceFacts
 from instep.vet import clients
 from instep.vet.snapshot import (
     BrokerFacts,
@@ -20,6 +22,8 @@ from instep.vet.snapshot import (
     EffectiveSetting,
     PartitionProgress,
     PipelineFacts,
+    ReaderFacts,
+    RelayFacts,
     Snapshot,
     TopicFacts,
     Values,
@@ -73,7 +77,7 @@ class Violation:
     when: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
     """`when` completes the sentence "status events can be lost, repeated … when"."""
 
@@ -85,13 +89,19 @@ class Rule:
     consequence: str
     remedy: str
     acceptable_when: str
-    check: Callable[[RuleContext], Iterator[Violation]]
+    check: Callable[[Any], Iterator[Violation]]
+
+    @cached_property
+    def context(self) -> type[TopicContext]:
+        """Return what the check takes: its annotation says so."""
+        found: type[TopicContext] = get_type_hints(self.check)["case"]
+        return found
 
 
 Fact = TypeVar("Fact")
+Context = TypeVar("Context", bound="TopicContext")
 
 RULES: dict[str, Rule] = {}  # filled when the modules of the rules are imported
-Check = Callable[["RuleContext"], Iterator[Violation]]
 
 
 def rule(
@@ -103,10 +113,12 @@ def rule(
     consequence: str,
     remedy: str,
     acceptable_when: str,
-) -> Callable[[Check], Check]:
+) -> Callable[[Callable[[Context], Iterator[Violation]]], Callable[[Context], Iterator[Violation]]]:
     """Declare a rule. The first word of its id is the part that it checks."""
 
-    def declare(check: Check) -> Check:
+    def declare(
+        check: Callable[[Context], Iterator[Violation]],
+    ) -> Callable[[Context], Iterator[Violation]]:
         part = id_.partition("_")[0].lower()
         RULES[id_] = Rule(
             id_, part, threat, when, what, consequence, remedy, acceptable_when, check
@@ -116,46 +128,44 @@ def rule(
     return declare
 
 
-class RuleContext:
-    """One pipeline with its topic, publishers and database, as the rules see it."""
+class TopicContext:
+    """What a pipeline and a relay have in common: a topic, its publishers, and the cluster."""
+
+    kind: str  # pipeline or relay
+    label: str  # the name as reports show it
+    topic_name: str
+    guarantee: str
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         self.snapshot = snapshot
         self.name = name
-        self.pipeline: PipelineFacts = snapshot.pipelines[name]
         self.cluster: ClusterFacts = snapshot.cluster
 
     # --- the declared guarantee -------------------------------------------------------------------
 
     @property
     def must_not_lose(self) -> bool:
-        return self.pipeline.guarantee != "at-most-once"
+        return self.guarantee != "at-most-once"
 
     @property
     def must_not_repeat(self) -> bool:
-        return self.pipeline.guarantee == "exactly-once"
-
-    @property
-    def guarded(self) -> bool:
-        """Return whether an order value, not the log position, decides which event is newer."""
-        return self.pipeline.order is not None
-
-    @property
-    def deletes_rows(self) -> bool:
-        """Return whether a record without a value deletes the document's row."""
-        return self.pipeline.deletes == "row"
+        return self.guarantee == "exactly-once"
 
     # --- the topic --------------------------------------------------------------------------------
 
     @property
     def topic_exists(self) -> bool:
-        return self.snapshot.topics.get(self.pipeline.topic) is not None
+        return self.snapshot.topics.get(self.topic_name) is not None
 
     @property
     def topic(self) -> TopicFacts:
-        found = self.snapshot.topics.get(self.pipeline.topic)
+        return self.other_topic(self.topic_name)
+
+    def other_topic(self, name: str) -> TopicFacts:
+        """Return the facts about a topic by its name."""
+        found = self.snapshot.topics.get(name)
         if found is None:
-            raise NotKnown(f"topic {self.pipeline.topic} does not exist")
+            raise NotKnown(f"topic {name} does not exist")
         return found
 
     @property
@@ -205,6 +215,14 @@ class RuleContext:
         values = self.known(broker.settings, f"settings of broker {broker.node}")
         return self.known(values.get(name), f"{name} of broker {broker.node}")
 
+    @property
+    def transaction_timeout_ms_max(self) -> int:
+        """Return the longest transaction timeout that every broker allows."""
+        return min(
+            int(self.broker_value(broker, "transaction.max.timeout.ms").value or 0)
+            for broker in self.cluster.brokers
+        )
+
     # --- who publishes ----------------------------------------------------------------------------
 
     @cached_property
@@ -212,10 +230,57 @@ class RuleContext:
         return {
             name: clients.effective(one.client, one.config)
             for name, one in self.snapshot.publishers.items()
-            if one.topic == self.pipeline.topic
+            if one.topic == self.topic_name
         }
 
-    # --- the pipeline and its database ------------------------------------------------------------
+    @property
+    def relays(self) -> list[str]:
+        """Return the names of the declared relays that publish to the topic."""
+        return [
+            name
+            for name, relay in self.snapshot.declared_relays.items()
+            if relay.topic == self.topic_name
+        ]
+
+    @property
+    def is_publisher_known(self) -> bool:
+        return bool(self.publishers or self.relays)
+
+    @property
+    def uses_transactions(self) -> bool:
+        """Return whether a declared publisher or relay publishes in transactions."""
+        return any(publisher.transactional for publisher in self.publishers.values()) or any(
+            self.snapshot.declared_relays[name].guarantee == "exactly-once" for name in self.relays
+        )
+
+    def known(self, value: Fact | None, what: str) -> Fact:
+        if value is None:
+            reason = self.snapshot.unknown.get(what)
+            raise NotKnown(f"{what}: {reason}" if reason else what)
+        return value
+
+
+class RuleContext(TopicContext):
+    """One pipeline with its topic, publishers and database, as the rules see it."""
+
+    kind = "pipeline"
+
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
+        super().__init__(snapshot, name)
+        self.pipeline: PipelineFacts = snapshot.pipelines[name]
+        self.label = name
+        self.topic_name = self.pipeline.topic
+        self.guarantee = self.pipeline.guarantee
+
+    @property
+    def guarded(self) -> bool:
+        """Return whether an order value, not the log position, decides which event is newer."""
+        return self.pipeline.order is not None
+
+    @property
+    def deletes_rows(self) -> bool:
+        """Return whether a record without a value deletes the document's row."""
+        return self.pipeline.deletes == "row"
 
     @property
     def written(self) -> list[str]:
@@ -241,8 +306,36 @@ class RuleContext:
         values = self.known(self.database.settings, f"settings of the database of {self.name}")
         return self.known(values.get(name), f"{name} of the database of {self.name}")
 
-    def known(self, value: Fact | None, what: str) -> Fact:
-        if value is None:
-            reason = self.snapshot.unknown.get(what)
-            raise NotKnown(f"{what}: {reason}" if reason else what)
-        return value
+
+class RelayContext(TopicContext):
+    """One relay with its source, its topics and its readers, as the rules see it."""
+
+    kind = "relay"
+
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
+        super().__init__(snapshot, name)
+        self.relay: RelayFacts = snapshot.relays[name]
+        self.label = f"relay {name}"
+        self.topic_name = self.relay.topic
+        self.guarantee = self.relay.guarantee
+
+    @property
+    def source(self) -> SourceFacts:
+        """Return the facts about the source database, if it answered."""
+        found = self.relay.source_facts
+        return self.known(
+            found if found.database.unreachable is None else None, f"source of {self.label}"
+        )
+
+    def source_setting(self, name: str) -> str:
+        values = self.known(self.source.database.settings, f"settings of the source of {self.name}")
+        return self.known(values.get(name), f"{name} of the source of {self.name}")
+
+    @property
+    def readers(self) -> dict[str, ReaderFacts]:
+        """Return the declared readers of the topic."""
+        return {
+            name: reader
+            for name, reader in self.snapshot.readers.items()
+            if reader.topic == self.topic_name
+        }

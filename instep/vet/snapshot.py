@@ -1,4 +1,4 @@
-"""The state of cluster, topics, publishers, pipelines and databases at one time, saved as JSON.
+"""The state of cluster, topics, publishers, pipelines, relays and databases at one time, as JSON.
 
 Rules check only a snapshot, so a saved one can be checked offline. It contains no secrets.
 What could not be found out is None, and `unknown` says why. Unknown never counts as good.
@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from instep import errors
-from instep.settings import Client, Deletes, Guarantee, Missing
+from instep.settings import Client, Deletes, Guarantee, Missing, ReaderClient, RelayGuarantee
 from instep.sinks.facts import Facts
+from instep.sources.facts import SourceFacts
 
 FORMAT = 1
 
@@ -165,6 +166,46 @@ class DeclaredWriter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     topic: str = ""
 
 
+class PublishedPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The topic and the source for which a relay's last position was written."""
+
+    topic_id: str
+    cluster_id: str
+    partitions: int
+    source_id: str
+
+
+class RelayFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    guarantee: RelayGuarantee
+    outbox: str
+    position_topic: str
+    transaction_timeout_ms: int
+    source_facts: SourceFacts
+    position: PublishedPosition | None = None  # None: it has not published yet
+    # groups that have committed offsets for the topic, other than those of the pipelines
+    groups: list[str] | None = None
+    password_written: bool | None = None  # in the settings file, not in the environment
+
+
+class DeclaredRelay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a declared relay reads and publishes to, whether it is checked or not."""
+
+    source: str
+    outbox: str
+    topic: str
+    guarantee: RelayGuarantee
+
+
+class ReaderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A declared program that reads a topic."""
+
+    topic: str
+    client: ReaderClient
+    group: str
+    isolation: str | None = None  # None: the client's default
+
+
 class SparkFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: str
     conf: dict[str, str] = {}
@@ -182,6 +223,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pipelines: dict[str, PipelineFacts] = {}
     databases: dict[str, Facts] = {}
     writers: dict[str, DeclaredWriter] = {}
+    relays: dict[str, RelayFacts] = {}
+    declared_relays: dict[str, DeclaredRelay] = {}
+    readers: dict[str, ReaderFacts] = {}
     spark: SparkFacts
     accepted: dict[str, str] = {}
     unknown: dict[str, str] = {}  # what could not be found out, and why
@@ -212,16 +256,22 @@ def load(file: Path) -> Snapshot:
         ) from error
 
 
-def only(snapshot: Snapshot, names: list[str]) -> Snapshot:
-    """Return the snapshot with only these pipelines, or with all."""
-    for name in names:
-        if name not in snapshot.pipelines:
-            raise errors.SettingsError(
-                f"the snapshot has no pipeline {name!r}",
-                f"it has: {', '.join(map(repr, snapshot.pipelines)) or 'none'}",
-            )
-    if not names:
+def only(snapshot: Snapshot, pipelines: list[str], relays: list[str]) -> Snapshot:
+    """Return the snapshot with only these pipelines and relays, or with all."""
+    for kind, names, existing in (
+        ("pipeline", pipelines, [*snapshot.pipelines]),
+        ("relay", relays, [*snapshot.relays]),
+    ):
+        for name in names:
+            if name not in existing:
+                raise errors.SettingsError(
+                    f"the snapshot has no {kind} {name!r}",
+                    f"it has: {', '.join(map(repr, existing)) or 'none'}",
+                )
+    if not pipelines and not relays:
         return snapshot
     return msgspec.structs.replace(
-        snapshot, pipelines={name: snapshot.pipelines[name] for name in names}
+        snapshot,
+        pipelines={name: snapshot.pipelines[name] for name in pipelines},
+        relays={name: snapshot.relays[name] for name in relays},
     )

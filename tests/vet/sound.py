@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from instep.sinks.facts import Facts
+from instep.sources.facts import SourceFacts
 from instep.vet.snapshot import (
     BrokerFacts,
     ClusterFacts,
+    DeclaredRelay,
     DeclaredWriter,
     Disk,
     EffectiveSetting,
@@ -18,8 +20,10 @@ from instep.vet.snapshot import (
     PartitionFacts,
     PartitionProgress,
     PipelineFacts,
+    PublishedPosition,
     PublisherFacts,
     RecordSample,
+    RelayFacts,
     Snapshot,
     SparkFacts,
     TopicFacts,
@@ -58,6 +62,8 @@ TOPIC_SETTINGS = {
     "leader.replication.throttled.replicas": "",
     "follower.replication.throttled.replicas": "",
 }
+SOURCE = "postgresql+psycopg://shop:***@127.0.0.1/shop"
+POSITION_TOPIC = "instep-relay.shop"
 POSTGRES = {
     "fsync": "on",
     "full_page_writes": "on",
@@ -289,3 +295,110 @@ def on_mysql(base: Snapshot, kind: str = "mariadb", **fields: Any) -> Snapshot:
         **fields,
     }
     return with_database(base, kind=kind, **given)
+
+
+# --- relays ---------------------------------------------------------------------------------------
+
+
+def with_relay(base: Snapshot, **fields: Any) -> Snapshot:
+    """Add a relay that publishes to the topic, and with which nothing is wrong."""
+    relay = RelayFacts(
+        topic="print-status",
+        guarantee="exactly-once",
+        outbox="instep_outbox",
+        position_topic=POSITION_TOPIC,
+        transaction_timeout_ms=60_000,
+        source_facts=SourceFacts(
+            database=Facts(
+                kind="postgresql",
+                host="127.0.0.1",
+                encrypted=False,
+                settings=POSTGRES,
+                engines={"instep_outbox": "logged", "instep_relays": "logged"},
+                user='"shop"',
+                database="shop",
+            ),
+            sequence="instep_outbox_id_seq",
+            sequence_cache=1,
+            source_id="s1",
+            dead_rows=0,
+        ),
+        position=PublishedPosition(topic_id="t1", cluster_id="c1", partitions=3, source_id="s1"),
+        groups=[],
+    )
+    topic = TopicFacts(
+        name=POSITION_TOPIC,
+        id="p1",
+        settings={
+            name: EffectiveSetting(value)
+            for name, value in (TOPIC_SETTINGS | {"cleanup.policy": "compact"}).items()
+        },
+        partitions=[partition(0)],
+    )
+    return changed(
+        base,
+        topics={**base.topics, POSITION_TOPIC: topic},
+        relays={"shop": msgspec.structs.replace(relay, **fields)},
+        declared_relays={
+            "shop": DeclaredRelay(
+                source=SOURCE,
+                outbox="instep_outbox",
+                topic="print-status",
+                guarantee=fields.get("guarantee", "exactly-once"),
+            )
+        },
+    )
+
+
+def only_relay(base: Snapshot) -> Snapshot:
+    """Leave nothing but the relay: no pipeline, no declared publisher."""
+    return changed(with_relay(base), pipelines={}, writers={}, databases={}, publishers={})
+
+
+def with_source(base: Snapshot, database: dict[str, Any] | None = None, **fields: Any) -> Snapshot:
+    """Add a relay whose source differs in these facts."""
+    source = with_relay(base).relays["shop"].source_facts
+    facts = msgspec.structs.replace(source.database, **(database or {}))
+    return with_relay(base, source_facts=msgspec.structs.replace(source, database=facts, **fields))
+
+
+def with_source_settings(base: Snapshot, **settings: str) -> Snapshot:
+    return with_source(base, {"settings": {**POSTGRES, **settings}})
+
+
+def with_mysql_source(base: Snapshot, kind: str = "mariadb", **settings: str) -> Snapshot:
+    """Add a relay from MariaDB or MySQL, with these settings."""
+    database = {
+        "kind": kind,
+        "settings": {**MYSQL, "sync_binlog": "1", **settings},
+        "engines": {"instep_outbox": "InnoDB"},
+        "user": "'shop'@'%'",
+    }
+    return with_source(base, database, is_id_generated=True, writable_nodes=1)
+
+
+def with_sqlite_source(base: Snapshot, **database: Any) -> Snapshot:
+    """Add a relay from SQLite."""
+    settings = {"journal_mode": "wal", "synchronous": "2"} | database.pop("settings", {})
+    given = {
+        "kind": "sqlite",
+        "host": None,
+        "settings": settings,
+        "engines": {},
+        "filesystem": "ext4",
+        **database,
+    }
+    return with_source(base, given, is_id_generated=True)
+
+
+def with_position_topic(base: Snapshot, **fields: Any) -> Snapshot:
+    """Add a relay whose position topic differs; `settings` are added to the usual ones."""
+    relayed = with_relay(base)
+    found = relayed.topics[POSITION_TOPIC]
+    assert found is not None
+    given = {
+        name.replace("_", "."): EffectiveSetting(value)
+        for name, value in fields.pop("settings", {}).items()
+    }
+    topic = msgspec.structs.replace(found, settings={**(found.settings or {}), **given}, **fields)
+    return changed(relayed, topics={**relayed.topics, POSITION_TOPIC: topic})

@@ -75,11 +75,27 @@ def test_vet_prints_text_and_json_and_judges_a_snapshot_offline(place: Path) -> 
     assert verdict["outcomes"][0]["pipeline"] == "contracts"
 
 
+def test_vet_judges_settings_that_declare_only_a_relay(
+    tmp_path: Path, broker: LocalCluster
+) -> None:
+    (tmp_path / "instep.toml").write_text(
+        f"[kafka]\nbootstrap = {broker.bootstrap!r}\n"
+        "[relays.shop]\nsource = 'sqlite:///shop.db'\ntopic = 'no-such-topic'\n",
+        encoding="utf-8",
+    )
+    done = instep(tmp_path, "vet", "--relay", "shop")
+    assert done.returncode == 1
+    assert "ERROR     RELAY_SOURCE_UNREACHABLE  the source of relay shop" in done.stdout
+    assert "relay shop does not keep exactly-once. With these settings, " in done.stdout
+    assert "the relay is delayed or stopped now (RELAY_SOURCE_UNREACHABLE)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("vet", "explain", "TOPIC_SINGEL_REPLICA"), "did you mean 'TOPIC_SINGLE_REPLICA'"),
         (("vet", "--pipeline", "contract"), "did you mean 'contracts'"),
+        (("vet", "--relay", "shop"), "there is no relay 'shop'"),
         (("vet", "--snapshot", "instep.toml"), "instep.toml is not a snapshot"),
     ],
 )

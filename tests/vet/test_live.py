@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from instep import settings
@@ -22,7 +22,9 @@ from instep.kafka.admin import replication
 from instep.kafka.connection import Cluster
 from instep.local import broker as kafka
 from instep.sinks import preparation
+from instep.sources import tables
 from instep.vet import gathering, judgement, snapshot
+from tests.relay import support as relays
 from tests.support.databases import declare, run_sql
 from tests.support.waiting import wait_until
 
@@ -591,3 +593,112 @@ def test_a_saved_snapshot_is_judged_like_the_live_one(cluster: Cluster, tmp_path
     assert "s3cret" not in (tmp_path / "snapshot.json").read_text(encoding="utf-8")
     assert observed.publishers["print"].config == {"acks": "1", "ack": "2"}
     assert judgement.judge(snapshot.load(tmp_path / "snapshot.json")) == judgement.judge(observed)
+
+
+# --- relays ---------------------------------------------------------------------------------------
+
+# What the servers of the tests do not do, for speed, and what one broker cannot do.
+UNSYNCED = {
+    "sqlite": set(),
+    "postgres": set(),
+    "mariadb": {"RELAY_SOURCE_COMMITS_NOT_DURABLE", "RELAY_SOURCE_CRASH_SAFETY_OFF"},
+    "mysql": {"RELAY_SOURCE_COMMITS_NOT_DURABLE", "RELAY_SOURCE_CRASH_SAFETY_OFF"},
+}
+# statements that spoil the outbox, and the rule that finds it
+SPOILT = {
+    "sqlite": (
+        ("DROP TABLE instep_outbox", "CREATE TABLE instep_outbox (id INTEGER PRIMARY KEY)"),
+        "RELAY_ID_NOT_AUTOINCREMENT",
+    ),
+    "postgres": (
+        ("ALTER TABLE instep_outbox ALTER COLUMN id SET CACHE 20",),
+        "RELAY_SEQUENCE_CACHED",
+    ),
+    "mariadb": (("ALTER TABLE instep_outbox ENGINE = MyISAM",), "RELAY_TABLE_WITHOUT_TRANSACTIONS"),
+    "mysql": (
+        ("ALTER TABLE instep_outbox MODIFY id BIGINT NOT NULL",),
+        "RELAY_ID_NOT_AUTOINCREMENT",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "mysql"])
+def test_a_relay_is_judged_without_a_pipeline(
+    kind: str, new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    url = new_database(kind)
+    name, relay = relays.declare(url, cluster)
+    whole = settings.Settings(relays={name: relay})
+
+    def judge() -> judgement.VetReport:
+        return judgement.judge(gathering.gather(cluster, whole, [], relays=[name]))
+
+    def found() -> set[str]:
+        verdict = judge()
+        assert verdict.unjudged == []
+        return {one.rule for one in verdict.findings} - UNSYNCED[kind]
+
+    if kind == "sqlite":
+        assert judge().errors[0].rule == "RELAY_SOURCE_UNREACHABLE"
+        run_sql(url, "CREATE TABLE print_job (id TEXT)")
+    assert "RELAY_NOT_INITIALISED" in {one.rule for one in judge().findings}
+    tables.prepare(relay, name)
+    usual = {"RELAY_POSITION_TOPIC_UNDER_REPLICATED"}
+    of_one_broker = {"TOPIC_SINGLE_REPLICA", "CLUSTER_TRANSACTION_LOG_UNDER_REPLICATED"}
+    before = found()
+    assert {rule for rule in before if rule.startswith("RELAY")} == usual
+    assert before >= of_one_broker
+
+    relays.run_once(name, relay, cluster)  # writes a position
+    assert found() == before
+    topics.grow(cluster, relay.topic, 5)
+    statements, rule = SPOILT[kind]
+    run_sql(url, *statements)
+    assert found() >= before | {"RELAY_TOPIC_CHANGED", rule}
+
+
+def test_the_fix_for_a_cached_sequence_is_accepted(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    url = new_database("postgres")
+    name, relay = relays.declare(url, cluster, outbox="own_outbox")
+    run_sql(
+        url,
+        "CREATE SEQUENCE shared_ids CACHE 50",
+        "CREATE TABLE own_outbox (id bigint DEFAULT nextval('shared_ids'), xid xid8 NOT NULL"
+        " DEFAULT pg_current_xact_id(), document text, value bytea, headers text)",
+    )
+    tables.prepare(relay, name)
+    whole = settings.Settings(relays={name: relay})
+
+    def fixes() -> list[str]:
+        verdict = judgement.judge(gathering.gather(cluster, whole, [], relays=[name]))
+        return [one.fix for one in verdict.findings if one.rule == "RELAY_SEQUENCE_CACHED"]
+
+    (fix,) = fixes()
+    run_sql(url, fix)
+    assert fixes() == []
+
+
+def test_a_group_that_reads_a_relays_topic_has_to_be_declared(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    name, relay = relays.declare(new_database("sqlite"), cluster)
+    tables.prepare(relay, name)
+    group = f"billing-{uuid.uuid4().hex[:8]}"
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
+    try:
+        consumer.commit(offsets=[TopicPartition(relay.topic, 0, 0)], asynchronous=False)
+    finally:
+        consumer.close()
+
+    def broken_by(**readers: settings.DeclaredReader) -> list[str]:
+        whole = settings.Settings(relays={name: relay}, readers=readers)
+        verdict = judgement.judge(gathering.gather(cluster, whole, [], relays=[name]))
+        return [one.rule for one in verdict.findings if one.rule.startswith("READER")]
+
+    reader = settings.DeclaredReader(topic=relay.topic, group=group, client="aiokafka")
+    assert broken_by() == ["READER_NOT_DECLARED"]
+    assert broken_by(billing=reader) == ["READER_NOT_READ_COMMITTED"]
+    config = {"isolation_level": "read_committed"}
+    assert broken_by(billing=msgspec.structs.replace(reader, config=config)) == []

@@ -46,7 +46,7 @@ def test_postgres(source: str, name: str, statement: str) -> None:
     facts = Facts(
         kind="postgresql", host=None, user='"app"', database="docs", sources={name: source}
     )
-    assert remedies.setting(facts, name, "0", "contracts").startswith(statement)
+    assert remedies.setting(facts, name, "0", "pipelines.contracts.target").startswith(statement)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_postgres(source: str, name: str, statement: str) -> None:
 )
 def test_mysql(kind: str, source: str, name: str, statement: str) -> None:
     facts = Facts(kind=kind, host=None, user="'app'@'%'", sources={name: source})
-    assert remedies.setting(facts, name, "1", "contracts").startswith(statement)
+    assert remedies.setting(facts, name, "1", "pipelines.contracts.target").startswith(statement)
 
 
 def test_rights_are_granted_to_the_user_by_quoted_names() -> None:

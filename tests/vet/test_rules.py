@@ -10,25 +10,40 @@ import pytest
 from instep.sinks.facts import Reference
 from instep.vet import judgement, rules
 from instep.vet.rule import Severity
-from instep.vet.snapshot import Disk, EffectiveSetting, PublisherFacts, Snapshot, SparkFacts
+from instep.vet.snapshot import (
+    Disk,
+    EffectiveSetting,
+    PublishedPosition,
+    PublisherFacts,
+    ReaderFacts,
+    Snapshot,
+    SparkFacts,
+)
 from tests.vet import sound
 from tests.vet.sound import (
     GIB,
     broker,
     changed,
     on_mysql,
+    only_relay,
     partition,
     with_brokers,
     with_cluster,
     with_database,
     with_database_settings,
     with_ledger,
+    with_mysql_source,
     with_pipeline,
+    with_position_topic,
     with_publisher,
+    with_relay,
     with_replicas,
     with_sample,
     with_seen,
     with_settings,
+    with_source,
+    with_source_settings,
+    with_sqlite_source,
     with_topic,
 )
 
@@ -100,6 +115,28 @@ def _odd_broker(base: Snapshot) -> Snapshot:
         "unclean.leader.election.enable": EffectiveSetting("true"),
     }
     return with_cluster(base, brokers=[broker(1), broker(2), broker(3, settings=odd)])
+
+
+def _second_relay(base: Snapshot, **fields: str) -> Snapshot:
+    """Declare a second relay that differs from the first in these fields."""
+    relayed = with_relay(base)
+    other = msgspec.structs.replace(relayed.declared_relays["shop"], **fields)
+    return changed(relayed, declared_relays={**relayed.declared_relays, "other": other})
+
+
+def _position(**fields: object) -> Change:
+    known = PublishedPosition(topic_id="t1", cluster_id="c1", partitions=3, source_id="s1")
+    return lambda base: with_relay(base, position=msgspec.structs.replace(known, **fields))
+
+
+def _reader(base: Snapshot, **fields: object) -> Snapshot:
+    reader = ReaderFacts(topic="print-status", client="java", group="billing")
+    changed_reader = msgspec.structs.replace(reader, **fields)
+    return changed(with_relay(base, groups=["billing"]), readers={"billing": changed_reader})
+
+
+def _without_position_topic(base: Snapshot) -> Snapshot:
+    return changed(with_relay(base), topics=base.topics)
 
 
 # rule, its severity, what breaks it
@@ -870,6 +907,144 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         ERROR,
         lambda s: with_database(s, kind="sqlite", version=(3, 45), filesystem="nfs4"),
     ),
+    ("RELAY_SOURCE_UNREACHABLE", ERROR, lambda s: with_source(s, {"unreachable": "no answer"})),
+    ("RELAY_NOT_INITIALISED", ERROR, lambda s: with_source(s, missing=["table instep_outbox"])),
+    ("RELAY_NOT_INITIALISED", ERROR, _without_position_topic),
+    ("RELAY_SOURCE_READ_ONLY", ERROR, lambda s: with_source_settings(s, in_recovery="on")),
+    ("RELAY_SOURCE_READ_ONLY", ERROR, lambda s: with_mysql_source(s, read_only="ON")),
+    (
+        "RELAY_SOURCE_READ_ONLY",
+        ERROR,
+        lambda s: with_source_settings(s, default_transaction_read_only="on"),
+    ),
+    (
+        "RELAY_SOURCE_SEVERAL_WRITABLE_NODES",
+        WARNING,
+        lambda s: with_source(
+            s, {"kind": "mariadb", "settings": {**sound.MYSQL, "wsrep_on": "ON"}}, writable_nodes=3
+        ),
+    ),
+    (
+        "RELAY_SOURCE_SEVERAL_WRITABLE_NODES",
+        WARNING,
+        lambda s: with_source(s, {"kind": "mysql", "settings": sound.MYSQL}, writable_nodes=3),
+    ),
+    ("RELAY_SOURCE_CRASH_SAFETY_OFF", ERROR, lambda s: with_source_settings(s, fsync="off")),
+    (
+        "RELAY_SOURCE_CRASH_SAFETY_OFF",
+        ERROR,
+        lambda s: with_mysql_source(s, innodb_doublewrite="OFF"),
+    ),
+    (
+        "RELAY_SOURCE_COMMITS_NOT_DURABLE",
+        NOTE,
+        lambda s: with_source_settings(s, synchronous_commit="off"),
+    ),
+    (
+        "RELAY_SOURCE_COMMITS_NOT_DURABLE",
+        ERROR,
+        lambda s: with_mysql_source(s, innodb_flush_log_at_trx_commit="2"),
+    ),
+    (
+        "RELAY_SOURCE_COMMITS_NOT_DURABLE",
+        WARNING,
+        lambda s: with_mysql_source(s, "mysql", sync_binlog="0"),
+    ),
+    (
+        "RELAY_SOURCE_COMMITS_NOT_DURABLE",
+        WARNING,
+        lambda s: with_sqlite_source(s, settings={"synchronous": "1"}),
+    ),
+    (
+        "RELAY_SQLITE_NOT_WAL",
+        WARNING,
+        lambda s: with_sqlite_source(s, settings={"journal_mode": "delete"}),
+    ),
+    ("RELAY_SQLITE_ON_NETWORK_DISK", ERROR, lambda s: with_sqlite_source(s, filesystem="nfs")),
+    ("RELAY_SEQUENCE_CACHED", ERROR, lambda s: with_source(s, sequence_cache=20)),
+    (
+        "RELAY_ID_NOT_AUTOINCREMENT",
+        ERROR,
+        lambda s: with_source(s, {"kind": "sqlite"}, is_id_generated=False),
+    ),
+    (
+        "RELAY_ID_NOT_AUTOINCREMENT",
+        ERROR,
+        lambda s: with_source(s, {"kind": "mysql"}, is_id_generated=False),
+    ),
+    (
+        "RELAY_TABLE_WITHOUT_TRANSACTIONS",
+        ERROR,
+        lambda s: with_source(s, {"engines": {"instep_outbox": "unlogged"}}),
+    ),
+    (
+        "RELAY_TABLE_WITHOUT_TRANSACTIONS",
+        ERROR,
+        lambda s: with_source(s, {"kind": "mariadb", "engines": {"instep_outbox": "MyISAM"}}),
+    ),
+    (
+        "RELAY_OUTBOX_SHARED",
+        ERROR,
+        lambda s: _second_relay(
+            s, source="postgresql://localhost:5432/shop", outbox="public.instep_outbox"
+        ),
+    ),
+    ("RELAY_HAS_DEAD_ROWS", WARNING, lambda s: with_source(s, dead_rows=2)),
+    ("RELAY_TOPIC_CHANGED", ERROR, _position(partitions=2)),
+    ("RELAY_TOPIC_CHANGED", ERROR, _position(topic_id="t0")),
+    ("RELAY_TOPIC_CHANGED", ERROR, _position(cluster_id="c0")),
+    ("RELAY_SOURCE_CHANGED", ERROR, _position(source_id="s0")),
+    (
+        "RELAY_POSITION_TOPIC_SETTINGS",
+        ERROR,
+        lambda s: with_position_topic(s, settings={"cleanup_policy": "compact,delete"}),
+    ),
+    (
+        "RELAY_POSITION_TOPIC_SETTINGS",
+        WARNING,
+        lambda s: with_position_topic(s, partitions=[partition(0), partition(1)]),
+    ),
+    (
+        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        WARNING,
+        lambda s: with_position_topic(s, partitions=[partition(0, replicas=[1])]),
+    ),
+    (
+        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        WARNING,
+        lambda s: with_position_topic(s, settings={"min_insync_replicas": "1"}),
+    ),
+    (
+        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        WARNING,
+        lambda s: with_position_topic(s, settings={"unclean_leader_election_enable": "true"}),
+    ),
+    (
+        "RELAY_TRANSACTION_TIMEOUT_REFUSED",
+        ERROR,
+        lambda s: with_relay(with_brokers(s, transaction_max_timeout_ms="30000")),
+    ),
+    (
+        "CLUSTER_TRANSACTION_LOG_UNDER_REPLICATED",
+        ERROR,
+        lambda s: with_cluster(only_relay(s), internal={"__transaction_state": (1, 1)}),
+    ),
+    ("TOPIC_MISSING", ERROR, lambda s: changed(only_relay(s), topics={"print-status": None})),
+    ("RELAY_TOPIC_SHARED", WARNING, lambda s: _second_relay(s, outbox="other_outbox")),
+    ("RELAY_GUARANTEE_WEAK", NOTE, lambda s: with_relay(s, guarantee="at-least-once")),
+    (
+        "RELAY_SOURCE_NOT_ENCRYPTED",
+        WARNING,
+        lambda s: with_source(s, {"host": "db.example"}),
+    ),
+    ("RELAY_PASSWORD_IN_FILE", NOTE, lambda s: with_relay(s, password_written=True)),
+    ("READER_NOT_READ_COMMITTED", ERROR, _reader),
+    (
+        "READER_NOT_READ_COMMITTED",
+        ERROR,
+        lambda s: _reader(s, client="librdkafka", isolation="read_uncommitted"),
+    ),
+    ("READER_NOT_DECLARED", NOTE, lambda s: with_relay(s, groups=["billing"])),
 ]
 
 
@@ -899,6 +1074,13 @@ def test_every_rule_has_a_test_case() -> None:
         ),
         with_publisher(sound.snapshot(), "aiokafka", enable_idempotence="true"),
         with_publisher(sound.snapshot(), transactional_id="print-1"),
+        with_relay(sound.snapshot()),
+        only_relay(sound.snapshot()),
+        with_mysql_source(sound.snapshot()),
+        with_mysql_source(sound.snapshot(), "mysql"),
+        with_sqlite_source(sound.snapshot()),
+        _reader(sound.snapshot(), client="librdkafka"),
+        _reader(sound.snapshot(), client="spark", isolation="read_committed"),
     ],
     ids=[
         "postgres",
@@ -910,13 +1092,20 @@ def test_every_rule_has_a_test_case() -> None:
         "librdkafka",
         "aiokafka",
         "transactions",
+        "relay",
+        "relay without pipelines",
+        "relay from mariadb",
+        "relay from mysql",
+        "relay from sqlite",
+        "reader",
+        "reader in Spark",
     ],
 )
 def test_a_sound_snapshot_keeps_every_rule(keeps: Snapshot) -> None:
     verdict = judgement.judge(keeps)
     assert [one.rule for one in verdict.findings] == []
     assert verdict.unjudged == []
-    assert verdict.outcomes[0].kept
+    assert all(one.kept for one in verdict.outcomes)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.document.showing import counted
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule
+from instep.vet.rule import (
+    Risk,
+    RuleContext,
+    Severity,
+    TopicContext,
+    Violation,
+    error_if,
+    rule,
+)
 
 LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
@@ -42,7 +50,7 @@ SAME_ON_ALL_BROKERS = (
     remedy="Run at least three brokers and give topics three replicas.",
     acceptable_when="On a laptop, in tests, and if the source can publish everything again.",
 )
-def single_broker(case: RuleContext) -> Iterator[Violation]:
+def single_broker(case: TopicContext) -> Iterator[Violation]:
     if len(case.cluster.brokers) == 1:
         yield Violation(
             Severity.WARNING,
@@ -62,7 +70,7 @@ def single_broker(case: RuleContext) -> Iterator[Violation]:
     remedy="Start the broker, or move its replicas to other brokers.",
     acceptable_when="For minutes, during a rolling restart.",
 )
-def broker_down(case: RuleContext) -> Iterator[Violation]:
+def broker_down(case: TopicContext) -> Iterator[Violation]:
     up = {broker.node for broker in case.cluster.brokers}
     needed = {node for part in case.topic.partitions for node in part.replicas}
     down = sorted(needed - up)
@@ -90,7 +98,7 @@ def broker_down(case: RuleContext) -> Iterator[Violation]:
     remedy="Set auto.create.topics.enable=false on every broker and create topics explicitly.",
     acceptable_when="In development.",
 )
-def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
+def auto_creates_topics(case: TopicContext) -> Iterator[Violation]:
     brokers = [
         broker.node
         for broker in case.cluster.brokers
@@ -116,7 +124,7 @@ def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
     remedy="Set the same value on all brokers, preferably as a cluster-wide default.",
     acceptable_when="While a change is being rolled out.",
 )
-def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
+def broker_settings_differ(case: TopicContext) -> Iterator[Violation]:
     for name in SAME_ON_ALL_BROKERS:
         values: dict[str | None, list[int]] = {}
         for broker in case.cluster.brokers:
@@ -145,7 +153,7 @@ def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
     remedy="Run three or five controllers.",
     acceptable_when="On a laptop and in tests.",
 )
-def too_few_controllers(case: RuleContext) -> Iterator[Violation]:
+def too_few_controllers(case: TopicContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
     # An even number of voters tolerates no more failures than one voter less.
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
@@ -170,7 +178,7 @@ def too_few_controllers(case: RuleContext) -> Iterator[Violation]:
     remedy="Add disk space, or shorten retention where it is longer than needed.",
     acceptable_when="If the logs have stopped growing because retention by size limits them.",
 )
-def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
+def disk_nearly_full(case: TopicContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
             if (
@@ -201,7 +209,7 @@ def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
     remedy="Set log.dirs to a dedicated directory.",
     acceptable_when="On a laptop and in tests.",
 )
-def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
+def logs_in_tmp(case: TopicContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
             if disk.path.startswith(TEMPORARY):
@@ -223,7 +231,7 @@ def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
     remedy="Repair or replace the disk and restart the broker.",
     acceptable_when="Never for long.",
 )
-def disk_offline(case: RuleContext) -> Iterator[Violation]:
+def disk_offline(case: TopicContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
             if disk.error:
@@ -254,15 +262,15 @@ def offsets_topic_under_replicated(case: RuleContext) -> Iterator[Violation]:
     "CLUSTER_TRANSACTION_LOG_UNDER_REPLICATED",
     Risk.LOSS,
     when="a broker stops while transactions are being committed",
-    what="A publisher uses transactions, but the transaction log has too few replicas or "
+    what="A publisher or relay uses transactions, but the transaction log has too few replicas or "
     "min.insync.replicas=1.",
     consequence="The outcome of a transaction can be lost with one disk: committed records may be "
     "aborted, or the publisher may stop.",
     remedy="Give __transaction_state three replicas and min.insync.replicas=2.",
     acceptable_when="If no publisher uses transactions.",
 )
-def transaction_log_under_replicated(case: RuleContext) -> Iterator[Violation]:
-    if any(publisher.transactional for publisher in case.publishers.values()):
+def transaction_log_under_replicated(case: TopicContext) -> Iterator[Violation]:
+    if case.uses_transactions:
         yield from _under_replicated(
             case,
             "__transaction_state",
@@ -272,7 +280,7 @@ def transaction_log_under_replicated(case: RuleContext) -> Iterator[Violation]:
 
 
 def _under_replicated(
-    case: RuleContext, topic: str, severity: Severity, in_sync_min: int = 1
+    case: TopicContext, topic: str, severity: Severity, in_sync_min: int = 1
 ) -> Iterator[Violation]:
     if topic in case.cluster.internal:
         replicas, in_sync = case.cluster.internal[topic]
@@ -318,7 +326,7 @@ def _under_replicated(
     remedy="Name two or three brokers in kafka.bootstrap.",
     acceptable_when="If the address is a load balancer or a name that resolves to several brokers.",
 )
-def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
+def single_bootstrap_address(case: TopicContext) -> Iterator[Violation]:
     if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
         addresses = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
         yield Violation(
@@ -342,7 +350,7 @@ def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
     remedy="Use SSL or SASL_SSL.",
     acceptable_when="On a network that is itself encrypted, such as a service mesh.",
 )
-def not_encrypted(case: RuleContext) -> Iterator[Violation]:
+def not_encrypted(case: TopicContext) -> Iterator[Violation]:
     remote = [
         f"{broker.host}:{broker.port}"
         for broker in case.cluster.brokers
@@ -370,7 +378,7 @@ def not_encrypted(case: RuleContext) -> Iterator[Violation]:
     remedy="Set authorizer.class.name and grant each user what it needs.",
     acceptable_when="If only trusted programs can reach the brokers.",
 )
-def no_authorizer(case: RuleContext) -> Iterator[Violation]:
+def no_authorizer(case: TopicContext) -> Iterator[Violation]:
     brokers = [
         broker.node
         for broker in case.cluster.brokers
@@ -396,7 +404,7 @@ def no_authorizer(case: RuleContext) -> Iterator[Violation]:
     remedy="Leave replica.lag.time.max.ms at its default of 30 s.",
     acceptable_when="If links between brokers are slow.",
 )
-def replica_lag_timeout_long(case: RuleContext) -> Iterator[Violation]:
+def replica_lag_timeout_long(case: TopicContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         lag = case.broker_value(broker, "replica.lag.time.max.ms")
         if len(case.cluster.brokers) > 1 and int(lag.value or 0) > REPLICA_LAG_MS_MAX:
@@ -434,16 +442,16 @@ def offsets_retention_short(case: RuleContext) -> Iterator[Violation]:
     "CLUSTER_TRANSACTION_PROTOCOL_OLD",
     Risk.STANDSTILL,
     when="a record of an ended transaction arrives late and leaves a transaction open forever",
-    what="A publisher uses transactions, but the cluster has not enabled the newer transaction "
-    "protocol.",
+    what="A publisher or relay uses transactions, but the cluster has not enabled the newer "
+    "transaction protocol.",
     consequence="With the older protocol, a delayed record can join a transaction that has already "
     "ended. That transaction stays open: pipelines read only committed records and wait at that "
     "place.",
     remedy="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
     acceptable_when="While brokers older than Kafka 4.0 are still in use.",
 )
-def transaction_protocol_old(case: RuleContext) -> Iterator[Violation]:
-    if any(publisher.transactional for publisher in case.publishers.values()):
+def transaction_protocol_old(case: TopicContext) -> Iterator[Violation]:
+    if case.uses_transactions:
         level = case.known(case.cluster.features, "the cluster's features").get(
             "transaction.version", 0
         )
@@ -467,7 +475,7 @@ def transaction_protocol_old(case: RuleContext) -> Iterator[Violation]:
     remedy="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
     acceptable_when="If brokers never lose power at the same time.",
 )
-def eligible_leader_replicas_off(case: RuleContext) -> Iterator[Violation]:
+def eligible_leader_replicas_off(case: TopicContext) -> Iterator[Violation]:
     level = case.known(case.cluster.features, "the cluster's features").get(
         "eligible.leader.replicas.version", 0
     )
@@ -491,7 +499,7 @@ def eligible_leader_replicas_off(case: RuleContext) -> Iterator[Violation]:
     remedy="Synchronize all clocks with NTP.",
     acceptable_when="Never for long.",
 )
-def clock_differs(case: RuleContext) -> Iterator[Violation]:
+def clock_differs(case: TopicContext) -> Iterator[Violation]:
     ahead_s = case.known(case.cluster.clock_ahead_s, "the cluster's clock")
     if abs(ahead_s) > CLOCK_S_MAX:
         word = "ahead of" if ahead_s > 0 else "behind"
@@ -513,7 +521,7 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
     remedy="Set allow.everyone.if.no.acl.found=false and grant each user what it needs.",
     acceptable_when="While ACLs are being introduced.",
 )
-def allows_everyone_without_acl(case: RuleContext) -> Iterator[Violation]:
+def allows_everyone_without_acl(case: TopicContext) -> Iterator[Violation]:
     brokers = _brokers_with(case, "allow.everyone.if.no.acl.found", "true")
     if brokers:
         yield Violation(
@@ -534,7 +542,7 @@ def allows_everyone_without_acl(case: RuleContext) -> Iterator[Violation]:
     remedy="Leave controlled.shutdown.enable at its default, true.",
     acceptable_when="Never.",
 )
-def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
+def controlled_shutdown_off(case: TopicContext) -> Iterator[Violation]:
     brokers = _brokers_with(case, "controlled.shutdown.enable", "false")
     if brokers:
         yield Violation(
@@ -549,16 +557,16 @@ def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
     "CLUSTER_TRANSACTION_VERIFICATION_OFF",
     Risk.STANDSTILL,
     when="a record of an ended transaction arrives late",
-    what="A publisher uses transactions, but the brokers do not check that the transaction of a "
-    "record is open.",
+    what="A publisher or relay uses transactions, but the brokers do not check that the "
+    "transaction of a record is open.",
     consequence="Such a record opens a transaction that no one ends. Pipelines wait behind it "
     "forever.",
     remedy="Leave transaction.partition.verification.enable at its default, true.",
     acceptable_when="Never with transactions.",
 )
-def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
+def transaction_verification_off(case: TopicContext) -> Iterator[Violation]:
     brokers = _brokers_with(case, "transaction.partition.verification.enable", "false")
-    if brokers and any(publisher.transactional for publisher in case.publishers.values()):
+    if brokers and case.uses_transactions:
         yield Violation(
             Severity.WARNING,
             "the cluster",
@@ -568,7 +576,7 @@ def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
         )
 
 
-def _brokers_with(case: RuleContext, name: str, value: str) -> str:
+def _brokers_with(case: TopicContext, name: str, value: str) -> str:
     """Return the brokers with this value of a setting, except those that do not know it."""
     found = []
     for broker in case.cluster.brokers:

@@ -38,6 +38,11 @@ def _is_mysql(case: RuleContext) -> bool:
     return case.database.kind in ("mariadb", "mysql")
 
 
+def _url(case: RuleContext) -> str:
+    """Return the name of the setting with the database's URL."""
+    return f"pipelines.{case.name}.target"
+
+
 def _subject(case: RuleContext) -> str:
     return f"the database of {case.name}"
 
@@ -103,7 +108,7 @@ def read_only(case: RuleContext) -> Iterator[Violation]:
         is_standby = values.get("in_recovery", "off") != "off"
         if values.get("default_transaction_read_only", "off") == "on" and not is_standby:
             name = "default_transaction_read_only"
-            fix = remedies.setting(case.database, name, "off", case.name)
+            fix = remedies.setting(case.database, name, "off", _url(case))
         yield Violation(
             Severity.ERROR,
             _subject(case),
@@ -132,7 +137,7 @@ def crash_safety_off(case: RuleContext) -> Iterator[Violation]:
         if case.database_setting(name).lower() in ("off", "0", "false"):
             fix = f"set {name} = ON in the server's my.cnf, then restart the server"
             if case.database.kind == "postgresql":
-                fix = remedies.setting(case.database, name, "on", case.name)
+                fix = remedies.setting(case.database, name, "on", _url(case))
             yield Violation(
                 error_if(case.must_not_lose),
                 _subject(case),
@@ -162,7 +167,7 @@ def commits_asynchronously(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             _subject(case),
             (f"{name}={case.database_setting(name)}",),
-            remedies.setting(case.database, name, strong, case.name),
+            remedies.setting(case.database, name, strong, _url(case)),
         )
 
 
@@ -290,7 +295,7 @@ def timeout_short(case: RuleContext) -> Iterator[Violation]:
                 Severity.WARNING,
                 _subject(case),
                 (f"{name}={values[name]}: {seconds:g} s{_source(case, name)}",),
-                remedies.setting(case.database, name, wanted, case.name),
+                remedies.setting(case.database, name, wanted, _url(case)),
             )
 
 
@@ -335,7 +340,7 @@ def connection_limit_low(case: RuleContext) -> Iterator[Violation]:
                     f"{_limit_name(name)}: {limit}",
                     f"needed: {tasks} for tasks and {CONNECTIONS_SPARE} to spare",
                 ),
-                remedies.connection_limit(case.database, name, wanted, case.name),
+                remedies.connection_limit(case.database, name, wanted, _url(case)),
             )
 
 
@@ -471,7 +476,7 @@ def parent_row_may_be_missing(case: RuleContext) -> Iterator[Violation]:
 def constraint_checks_off(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if values.get("session_replication_role", "origin") == "replica":
-        fix = remedies.setting(case.database, "session_replication_role", "origin", case.name)
+        fix = remedies.setting(case.database, "session_replication_role", "origin", _url(case))
         yield Violation(
             Severity.WARNING, _subject(case), ("session_replication_role=replica",), fix
         )
@@ -481,7 +486,7 @@ def constraint_checks_off(case: RuleContext) -> Iterator[Violation]:
                 Severity.WARNING,
                 _subject(case),
                 (f"{name}={values[name]}",),
-                remedies.setting(case.database, name, "ON", case.name),
+                remedies.setting(case.database, name, "ON", _url(case)),
             )
 
 
@@ -504,7 +509,7 @@ def isolation_too_strict(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             _subject(case),
             (f"{name}={value}{_source(case, name)}",),
-            remedies.setting(case.database, name, "'read committed'", case.name),
+            remedies.setting(case.database, name, "'read committed'", _url(case)),
         )
 
 
@@ -544,12 +549,12 @@ def synchronous_standby(case: RuleContext) -> Iterator[Violation]:
 def logs_statements(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if values.get("log_statement") in ("mod", "all"):
-        fix = remedies.setting(case.database, "log_statement", "ddl", case.name)
+        fix = remedies.setting(case.database, "log_statement", "ddl", _url(case))
         yield Violation(
             Severity.NOTE, _subject(case), (f"log_statement={values['log_statement']}",), fix
         )
     if values.get("general_log", "OFF").upper() in ("ON", "1"):
-        fix = remedies.setting(case.database, "general_log", "OFF", case.name)
+        fix = remedies.setting(case.database, "general_log", "OFF", _url(case))
         yield Violation(Severity.NOTE, _subject(case), ("general_log=ON",), fix)
 
 
@@ -573,7 +578,7 @@ def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             _subject(case),
             (f"sync_binlog={values['sync_binlog']}", "log_bin=ON"),
-            remedies.setting(case.database, "sync_binlog", "1", case.name),
+            remedies.setting(case.database, "sync_binlog", "1", _url(case)),
         )
 
 
@@ -643,7 +648,7 @@ def max_packet_small(case: RuleContext) -> Iterator[Violation]:
                 _subject(case),
                 (f"max_allowed_packet={packet}", case.evidence("max.message.bytes")),
                 remedies.setting(
-                    case.database, "max_allowed_packet", str(_packet(4 * record)), case.name
+                    case.database, "max_allowed_packet", str(_packet(4 * record)), _url(case)
                 ),
             )
 
@@ -674,7 +679,7 @@ def binlog_format_statement(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             _subject(case),
             ("log_bin=ON", "binlog_format=STATEMENT"),
-            remedies.setting(case.database, "binlog_format", "ROW", case.name),
+            remedies.setting(case.database, "binlog_format", "ROW", _url(case)),
         )
 
 

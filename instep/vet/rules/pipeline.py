@@ -98,8 +98,8 @@ def shares_columns(case: RuleContext) -> Iterator[Violation]:
         shared = sorted(set(case.written) & set(other.columns))
         if (
             name != case.name
-            and _table_identity(other.target, other.table)
-            == _table_identity(pipeline.target, pipeline.table)
+            and table_identity(other.target, other.table)
+            == table_identity(pipeline.target, pipeline.table)
             and shared
         ):
             yield Violation(
@@ -111,7 +111,7 @@ def shares_columns(case: RuleContext) -> Iterator[Violation]:
             )
 
 
-def _table_identity(target: str, table: str) -> tuple[str, str, int | None, str, str]:
+def table_identity(target: str, table: str) -> tuple[str, str, int | None, str, str]:
     """Return the identity of a table, whatever the user and the name of this machine."""
     url = urlsplit(target)
     kind = url.scheme.partition("+")[0].replace("mariadb", "mysql")

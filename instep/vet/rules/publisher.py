@@ -54,11 +54,11 @@ def _repetition_severity(case: RuleContext) -> Severity:
     acceptable_when="If the publisher belongs to another team that vouches for it.",
 )
 def not_declared(case: RuleContext) -> Iterator[Violation]:
-    if not case.publishers:
+    if not case.is_publisher_known:
         yield Violation(
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
-            ("no entry of [publishers] names this topic",),
+            ("no entry of [publishers] or [relays] names this topic",),
             f'[publishers."{case.pipeline.topic}"]\n'
             f'topic = "{case.pipeline.topic}"\nclient = "java"',
         )
@@ -395,10 +395,7 @@ def transaction_timeout_refused(case: RuleContext) -> Iterator[Violation]:
     }
     if not transactional:
         return
-    allowed = min(
-        int(case.broker_value(b, "transaction.max.timeout.ms").value or 0)
-        for b in case.cluster.brokers
-    )
+    allowed = case.transaction_timeout_ms_max
     for name, publisher in transactional.items():
         if publisher.transaction_timeout_ms > allowed:
             yield Violation(

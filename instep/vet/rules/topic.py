@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from instep.document.showing import counted
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
+from instep.vet.rule import (
+    Risk,
+    RuleContext,
+    Severity,
+    TopicContext,
+    Violation,
+    error_if,
+    rule,
+    warning_if,
+)
 
 REPLICAS_WANTED = 3
 SEGMENT_MS_MIN, SEGMENT_BYTES_MIN = 600_000, 2**20
@@ -21,19 +30,19 @@ SPAN_SLACK = 1.5
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The topic does not exist, or this user is not allowed to see it.",
-    consequence="There is nothing to read.",
+    consequence="There is nothing to read, and a relay cannot publish.",
     remedy="Create the topic, or correct its name.",
     acceptable_when="Before the first deployment.",
 )
-def missing(case: RuleContext) -> Iterator[Violation]:
+def missing(case: TopicContext) -> Iterator[Violation]:
     if case.topic_exists:
         return
-    topic, similar = case.pipeline.topic, case.snapshot.near_topics.get(case.pipeline.topic)
+    topic, similar = case.topic_name, case.snapshot.near_topics.get(case.topic_name)
     brokers = len(case.cluster.brokers)
     evidence = "the cluster has no such topic"
     if similar:
         evidence += f"; it has {similar}"
-        fix = f'[pipelines.{case.name}]\ntopic = "{similar}"'
+        fix = f'[{case.kind}s.{case.name}]\ntopic = "{similar}"'
     elif brokers >= REPLICAS_WANTED:
         fix = f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2 --execute"
     else:
@@ -51,7 +60,7 @@ def missing(case: RuleContext) -> Iterator[Violation]:
     remedy="Give the topic three replicas and min.insync.replicas=2.",
     acceptable_when="On a laptop, in tests, and if the source can publish everything again.",
 )
-def single_replica(case: RuleContext) -> Iterator[Violation]:
+def single_replica(case: TopicContext) -> Iterator[Violation]:
     if case.replicas == 1:
         single = sum(len(part.replicas) == 1 for part in case.topic.partitions)
         yield Violation(
@@ -73,7 +82,7 @@ def single_replica(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If a standstill during the restart of a broker is acceptable, with "
     "min.insync.replicas=2.",
 )
-def two_replicas(case: RuleContext) -> Iterator[Violation]:
+def two_replicas(case: TopicContext) -> Iterator[Violation]:
     if case.replicas == REPLICAS_WANTED - 1:
         yield Violation(
             Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _replication_fix(case)
@@ -91,7 +100,7 @@ def two_replicas(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="With the guarantee at-most-once, or if the source can publish everything "
     "again.",
 )
-def min_insync_replicas_one(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_one(case: TopicContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") < 2:
         yield Violation(
             error_if(case.must_not_lose, otherwise=Severity.NOTE),
@@ -112,7 +121,7 @@ def min_insync_replicas_one(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If losing two disks at once must not lose records, and a standstill is "
     "acceptable.",
 )
-def min_insync_replicas_all(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_all(case: TopicContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") == case.replicas:
         yield Violation(
             Severity.WARNING,
@@ -132,7 +141,7 @@ def min_insync_replicas_all(case: RuleContext) -> Iterator[Violation]:
     remedy="Lower min.insync.replicas below the number of replicas, or add replicas.",
     acceptable_when="With one replica on newer brokers, where it changes nothing.",
 )
-def min_insync_replicas_too_high(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_too_high(case: TopicContext) -> Iterator[Violation]:
     if case.number("min.insync.replicas") > case.replicas:
         yield Violation(
             Severity.WARNING,
@@ -152,7 +161,7 @@ def min_insync_replicas_too_high(case: RuleContext) -> Iterator[Violation]:
     remedy="Set unclean.leader.election.enable=false on the topic.",
     acceptable_when="If availability matters more than records.",
 )
-def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
+def unclean_election_allowed(case: TopicContext) -> Iterator[Violation]:
     if case.setting("unclean.leader.election.enable").value == "true":
         yield Violation(
             error_if(case.must_not_lose),
@@ -172,7 +181,7 @@ def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
     remedy="Start the brokers that hold its in-sync replicas.",
     acceptable_when="For the seconds that an election takes.",
 )
-def without_leader(case: RuleContext) -> Iterator[Violation]:
+def without_leader(case: TopicContext) -> Iterator[Violation]:
     leaderless = [part for part in case.topic.partitions if part.leader is None]
     if leaderless:
         brokers = sorted({node for part in leaderless for node in part.replicas})
@@ -196,7 +205,7 @@ def without_leader(case: RuleContext) -> Iterator[Violation]:
     remedy="Start or repair the brokers whose replicas are not in sync.",
     acceptable_when="For the minutes of a restart.",
 )
-def under_min_insync_replicas(case: RuleContext) -> Iterator[Violation]:
+def under_min_insync_replicas(case: TopicContext) -> Iterator[Violation]:
     needed = case.number("min.insync.replicas")
     # A broker requires no more in-sync replicas than the partition has.
     too_few = [
@@ -231,7 +240,7 @@ def under_min_insync_replicas(case: RuleContext) -> Iterator[Violation]:
     remedy="Start or repair the brokers whose replicas are not in sync.",
     acceptable_when="During a restart, and while a new replica is being filled.",
 )
-def under_replicated(case: RuleContext) -> Iterator[Violation]:
+def under_replicated(case: TopicContext) -> Iterator[Violation]:
     behind = [part for part in case.topic.partitions if len(part.in_sync) < len(part.replicas)]
     if behind:
         out_of_sync = sorted(
@@ -257,7 +266,7 @@ def under_replicated(case: RuleContext) -> Iterator[Violation]:
     remedy="Spread the replicas: create the topic again, or reassign its partitions.",
     acceptable_when="If racks are only names.",
 )
-def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
+def replicas_in_one_rack(case: TopicContext) -> Iterator[Violation]:
     racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
     if len(set(racks.values())) < 2:
         return
@@ -538,7 +547,7 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     remedy="Find out which publisher opened it. Abort it if that publisher no longer exists.",
     acceptable_when="If transactions are long by nature, and waiting for them is right.",
 )
-def transaction_open(case: RuleContext) -> Iterator[Violation]:
+def transaction_open(case: TopicContext) -> Iterator[Violation]:
     blocked = [part for part in case.topic.partitions if part.open_from is not None]
     if blocked:
         first = blocked[0]
@@ -566,7 +575,7 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
     remedy="Remove both throttles when the reassignment is done.",
     acceptable_when="While partitions are being moved.",
 )
-def replication_throttled(case: RuleContext) -> Iterator[Violation]:
+def replication_throttled(case: TopicContext) -> Iterator[Violation]:
     names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
     throttled = [name for name in names if name in case.topic_settings and case.setting(name).value]
     if throttled:
@@ -589,7 +598,7 @@ def replication_throttled(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="Right after a broker was down: leaders move back by themselves within "
     "minutes.",
 )
-def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
+def led_by_one_broker(case: TopicContext) -> Iterator[Violation]:
     leaders = {part.leader for part in case.topic.partitions}
     replica_brokers = {node for part in case.topic.partitions for node in part.replicas}
     if (
@@ -606,7 +615,7 @@ def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
         )
 
 
-def _replication_fix(case: RuleContext) -> str:
+def _replication_fix(case: TopicContext) -> str:
     """Return the change of replicas and min.insync.replicas that all rules about them ask for."""
     replicas = max(case.replicas, REPLICAS_WANTED)
     in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)

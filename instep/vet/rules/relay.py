@@ -1,0 +1,700 @@
+"""Rules about relays: the source database, the outbox, the position, and who reads the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep.document.showing import counted
+from instep.vet import clients, remedies
+from instep.vet.rule import RelayContext, Risk, Severity, Violation, rule
+from instep.vet.rules.cluster import is_loopback
+from instep.vet.rules.database import NETWORK_FILESYSTEMS
+from instep.vet.rules.pipeline import table_identity
+from instep.vet.snapshot import Values
+
+REPLICAS_WANTED = 3
+OFF = ("off", "0", "false")
+SQLITE_FULL = 2  # PRAGMA synchronous
+READ_ONLY = ("in_recovery", "read_only", "super_read_only", "default_transaction_read_only")
+
+
+def _subject(case: RelayContext) -> str:
+    return f"the source of {case.label}"
+
+
+def _setting(case: RelayContext, name: str, value: str) -> str:
+    """Return the statement that changes a setting of the source."""
+    return remedies.setting(case.source.database, name, value, f"relays.{case.name}.source")
+
+
+# --- the source database --------------------------------------------------------------------------
+
+
+@rule(
+    "RELAY_SOURCE_UNREACHABLE",
+    Risk.STANDSTILL,
+    when="now",
+    what="The source database of a relay does not answer or refuses the login.",
+    consequence="Nothing is published until it answers. The rows wait in the outbox.",
+    remedy="Start it, or correct source in the settings.",
+    acceptable_when="If it is down on purpose.",
+)
+def source_unreachable(case: RelayContext) -> Iterator[Violation]:
+    unreachable = case.relay.source_facts.database.unreachable
+    if unreachable:
+        problem, _, remedy = unreachable.partition("\n")
+        yield Violation(
+            Severity.ERROR,
+            _subject(case),
+            (problem,),
+            remedy or f"correct relays.{case.name}.source",
+        )
+
+
+@rule(
+    "RELAY_NOT_INITIALISED",
+    Risk.STANDSTILL,
+    when="now: the relay cannot start",
+    what="The outbox, the relay's own tables or its position topic do not exist.",
+    consequence="The relay refuses to start. If only the position topic is missing although "
+    "something was published, it stops with POSITION_MISSING: instep explain POSITION_MISSING.",
+    remedy="Run instep relay init.",
+    acceptable_when="Before instep relay init has been run.",
+)
+def not_initialised(case: RelayContext) -> Iterator[Violation]:
+    missing = list(case.source.missing)
+    if case.snapshot.topics.get(case.relay.position_topic) is None:
+        missing.append(f"topic {case.relay.position_topic}")
+    if missing:
+        yield Violation(
+            Severity.ERROR,
+            case.label,
+            tuple(f"{what} does not exist" for what in missing),
+            f"instep relay init {case.name}",
+        )
+
+
+@rule(
+    "RELAY_SOURCE_READ_ONLY",
+    Risk.STANDSTILL,
+    when="now: the relay waits",
+    what="The source database accepts no writes: it is a standby or set to read-only.",
+    consequence="The relay cannot renew its lease or remove published rows, so it publishes "
+    "nothing and waits.",
+    remedy="Point source to the server that accepts writes.",
+    acceptable_when="During a planned switchover.",
+)
+def source_read_only(case: RelayContext) -> Iterator[Violation]:
+    values = case.source.database.settings or {}
+    found = [name for name in READ_ONLY if values.get(name, "off").lower() in ("on", "1")]
+    if not found:
+        return
+    fix = f"change the host in relays.{case.name}.source to that of the primary server"
+    if found == ["default_transaction_read_only"]:
+        fix = _setting(case, found[0], "off")
+    yield Violation(
+        Severity.ERROR, _subject(case), tuple(f"{name}={values[name]}" for name in found), fix
+    )
+
+
+@rule(
+    "RELAY_SOURCE_SEVERAL_WRITABLE_NODES",
+    Risk.DISORDER,
+    when="two nodes change the same document",
+    what="Several nodes of the source's cluster accept writes.",
+    consequence="Each node gives out its own ids, so a document's later change may have a lower id "
+    "than its earlier one, and is published first. A node that has not applied the other's rows "
+    "yet shows an outbox without them.",
+    remedy="Write to one node: group_replication_switch_to_single_primary_mode(), or a proxy that "
+    "sends all writes to one node of a Galera cluster.",
+    acceptable_when="If the application and the relay always use the same node, for example "
+    "through a proxy.",
+)
+def several_writable_nodes(case: RelayContext) -> Iterator[Violation]:
+    if case.source.database.kind not in ("mariadb", "mysql"):
+        return
+    nodes = case.known(case.source.writable_nodes, f"writable nodes of the source of {case.name}")
+    if nodes <= 1:
+        return
+    values = case.source.database.settings or {}
+    if values.get("wsrep_on", "OFF").upper() in ("ON", "1"):
+        kind = "Galera cluster (wsrep_on=ON)"
+        fix = (
+            f"send all writes to one node through a proxy, and put its address into"
+            f" relays.{case.name}.source"
+        )
+    else:
+        kind = "replication group in multi-primary mode"
+        fix = "SELECT group_replication_switch_to_single_primary_mode()"
+    yield Violation(Severity.WARNING, _subject(case), (f"{nodes} writable nodes in a {kind}",), fix)
+
+
+@rule(
+    "RELAY_SOURCE_CRASH_SAFETY_OFF",
+    Risk.LOSS,
+    when="the server of the source loses power",
+    what="The source database does not ensure that pages reach the disk complete and in order.",
+    consequence="After a power failure its files may be damaged in any way: rows of the outbox may "
+    "be missing or published again.",
+    remedy="Turn the setting on again.",
+    acceptable_when="In tests, and for databases that can be thrown away.",
+)
+def source_crash_safety_off(case: RelayContext) -> Iterator[Violation]:
+    kind = case.source.database.kind
+    if kind == "sqlite":
+        return
+    wanted = ("fsync", "full_page_writes") if kind == "postgresql" else ("innodb_doublewrite",)
+    for name in wanted:
+        value = case.source_setting(name)
+        if value.lower() in OFF:
+            fix = f"set {name} = ON in the server's my.cnf, then restart the server"
+            if kind == "postgresql":
+                fix = _setting(case, name, "on")
+            yield Violation(Severity.ERROR, _subject(case), (f"{name}={value}",), fix)
+
+
+@rule(
+    "RELAY_SOURCE_COMMITS_NOT_DURABLE",
+    Risk.LOSS,
+    when="the source database or its machine crashes",
+    what="The source confirms a commit before it is on disk.",
+    consequence="A crash undoes the last transactions. Some of them may have been published by "
+    "then: the target shows changes that the source no longer has, and the relay stops with "
+    "SOURCE_RESTORED. On PostgreSQL the relay waits until a transaction is on disk before it "
+    "publishes it, so source and target stay equal, and both lose the change.",
+    remedy="Turn the setting on again: synchronous_commit = on, "
+    "innodb_flush_log_at_trx_commit = 1, sync_binlog = 1, PRAGMA synchronous = FULL.",
+    acceptable_when="On PostgreSQL, if the application accepts the loss of its last transactions.",
+)
+def source_commits_not_durable(case: RelayContext) -> Iterator[Violation]:
+    database = case.source.database
+    match database.kind:
+        case "postgresql":
+            value = case.source_setting("synchronous_commit")
+            if value.lower() == "off":
+                yield Violation(
+                    Severity.NOTE,
+                    _subject(case),
+                    (f"synchronous_commit={value}",),
+                    _setting(case, "synchronous_commit", "on"),
+                )
+        case "sqlite":
+            value = case.source_setting("synchronous")
+            if int(value) < SQLITE_FULL:
+                yield Violation(
+                    Severity.WARNING,
+                    _subject(case),
+                    (f"synchronous={value} (default of the SQLite library on this machine)",),
+                    "run PRAGMA synchronous = FULL on every connection of the application: SQLite"
+                    " does not store this setting",
+                )
+        case _:
+            yield from _mysql_commits_not_durable(case)
+
+
+def _mysql_commits_not_durable(case: RelayContext) -> Iterator[Violation]:
+    value = case.source_setting("innodb_flush_log_at_trx_commit")
+    if value != "1":
+        yield Violation(
+            Severity.ERROR,
+            _subject(case),
+            (f"innodb_flush_log_at_trx_commit={value}",),
+            _setting(case, "innodb_flush_log_at_trx_commit", "1"),
+        )
+    values = case.source.database.settings or {}
+    # After a crash, InnoDB rolls a transaction back that the binary log does not have.
+    if values.get("log_bin", "OFF").upper() in ("ON", "1"):
+        synced = case.source_setting("sync_binlog")
+        if synced != "1":
+            yield Violation(
+                Severity.WARNING,
+                _subject(case),
+                ("log_bin=ON", f"sync_binlog={synced}"),
+                _setting(case, "sync_binlog", "1"),
+                when="the machine of the source database loses power",
+            )
+
+
+@rule(
+    "RELAY_SQLITE_NOT_WAL",
+    Risk.STANDSTILL,
+    when="the application writes a lot",
+    what="The SQLite database of the outbox is not in WAL mode.",
+    consequence="Readers and writers exclude each other: the relay and the application wait for "
+    "each other, and the application may get SQLITE_BUSY.",
+    remedy="PRAGMA journal_mode = WAL. instep relay init sets it.",
+    acceptable_when="If the application needs another mode and writes rarely.",
+)
+def sqlite_not_wal(case: RelayContext) -> Iterator[Violation]:
+    if case.source.database.kind == "sqlite":
+        mode = case.source_setting("journal_mode")
+        if mode.lower() != "wal":
+            yield Violation(
+                Severity.WARNING,
+                _subject(case),
+                (f"journal_mode={mode}",),
+                "PRAGMA journal_mode = WAL",
+            )
+
+
+@rule(
+    "RELAY_SQLITE_ON_NETWORK_DISK",
+    Risk.LOSS,
+    when="two processes open the file",
+    what="The SQLite file of the outbox is on a network file system.",
+    consequence="SQLite needs locks that network file systems do not keep reliably. The file can "
+    "be damaged.",
+    remedy="Put the file on a local disk.",
+    acceptable_when="Never.",
+)
+def sqlite_on_network_disk(case: RelayContext) -> Iterator[Violation]:
+    database = case.source.database
+    if database.kind == "sqlite" and database.filesystem in NETWORK_FILESYSTEMS:
+        yield Violation(
+            Severity.ERROR,
+            _subject(case),
+            (f"file system {database.filesystem}",),
+            f"move the file to a local disk and correct relays.{case.name}.source",
+        )
+
+
+# --- the outbox -----------------------------------------------------------------------------------
+
+
+@rule(
+    "RELAY_SEQUENCE_CACHED",
+    Risk.DISORDER,
+    when="two connections change the same document one after the other",
+    what="Connections reserve ids of the outbox in advance.",
+    consequence="A connection that reserved ids earlier gives a lower id to a later change. If the "
+    "relay reads both changes at once, it publishes them in the wrong order.",
+    remedy="ALTER SEQUENCE … CACHE 1.",
+    acceptable_when="If every document is changed by one connection only.",
+)
+def sequence_cached(case: RelayContext) -> Iterator[Violation]:
+    if case.source.database.kind != "postgresql" or case.source.missing:
+        return
+    cache = case.known(
+        case.source.sequence_cache, f"sequence of {case.relay.outbox}.{case.source.id_column}"
+    )
+    if cache > 1:
+        yield Violation(
+            Severity.ERROR,
+            f"table {case.relay.outbox}",
+            (f"{case.source.sequence} has CACHE {cache}",),
+            f"ALTER SEQUENCE {case.source.sequence} CACHE 1",
+        )
+
+
+@rule(
+    "RELAY_ID_NOT_AUTOINCREMENT",
+    Risk.LOSS,
+    when="the outbox becomes empty and the next row gets an id that was used before",
+    what="The database does not give out the ids of the outbox, or gives out some of them twice.",
+    consequence="The relay knows by the id what it has published. A repeated id looks like a "
+    "source that was restored from a backup: the relay stops with SOURCE_RESTORED. On SQLite, only "
+    "AUTOINCREMENT prevents that ids of deleted rows are used again.",
+    remedy="Create the outbox with instep relay init, which uses AUTOINCREMENT and AUTO_INCREMENT.",
+    acceptable_when="If the application ensures that every id is higher than all before it.",
+)
+def id_not_autoincrement(case: RelayContext) -> Iterator[Violation]:
+    if case.source.is_id_generated is not False:
+        return
+    outbox = case.relay.outbox
+    evidence = f"{outbox}.{case.source.id_column} is not AUTO_INCREMENT"
+    quoted = case.source.database.quoted(*outbox.split("."))
+    column = case.source.database.quoted(case.source.id_column)
+    fix = f"ALTER TABLE {quoted} MODIFY {column} BIGINT NOT NULL AUTO_INCREMENT"
+    if case.source.database.kind == "sqlite":
+        evidence = f"{outbox}.{case.source.id_column} is not AUTOINCREMENT"
+        # SQLite cannot change a column.
+        fix = (
+            f"once the relay has published every row: DROP TABLE {quoted}; then instep relay init"
+            f" {case.name}"
+        )
+    yield Violation(Severity.ERROR, f"table {outbox}", (evidence,), fix)
+
+
+@rule(
+    "RELAY_TABLE_WITHOUT_TRANSACTIONS",
+    Risk.LOSS,
+    when="the application rolls back or the source database crashes",
+    what="A table of the relay uses a storage engine without transactions, or is unlogged.",
+    consequence="Rows of the outbox do not share the fate of the business transaction: changes "
+    "that were rolled back are published, and committed ones can be missing after a crash.",
+    remedy="ALTER TABLE … ENGINE = InnoDB, or ALTER TABLE … SET LOGGED.",
+    acceptable_when="Never.",
+)
+def table_without_transactions(case: RelayContext) -> Iterator[Violation]:
+    database = case.source.database
+    for table, engine in database.engines.items():
+        quoted = database.quoted(*table.split("."))
+        if database.kind == "postgresql":
+            is_safe, change = engine == "logged", "SET LOGGED"
+        else:
+            is_safe, change = engine.lower() == "innodb", "ENGINE = InnoDB"
+        if not is_safe:
+            yield Violation(
+                Severity.ERROR, f"table {table}", (engine,), f"ALTER TABLE {quoted} {change}"
+            )
+
+
+@rule(
+    "RELAY_OUTBOX_SHARED",
+    Risk.LOSS,
+    when="both relays run",
+    what="Two relays read the same outbox.",
+    consequence="A relay removes what it has published. The other one never sees those rows.",
+    remedy="Give each relay its own outbox.",
+    acceptable_when="Never.",
+)
+def outbox_shared(case: RelayContext) -> Iterator[Violation]:
+    mine = case.snapshot.declared_relays.get(case.name)
+    if mine is None:
+        return
+    identity = table_identity(mine.source, mine.outbox)
+    others = [
+        name
+        for name, other in case.snapshot.declared_relays.items()
+        if name != case.name and table_identity(other.source, other.outbox) == identity
+    ]
+    if others:
+        shared = ", ".join(sorted((case.name, *others)))
+        yield Violation(
+            Severity.ERROR,
+            f"table {mine.outbox}",
+            (f"relays {shared} read it",),
+            f'[relays.{case.name}]\noutbox = "{mine.outbox}_{case.name}"',
+        )
+
+
+@rule(
+    "RELAY_HAS_DEAD_ROWS",
+    Risk.LOSS,
+    when="now: those changes are not published",
+    what="The topic did not accept some records of the relay.",
+    consequence="They are kept in instep_outbox_dead. Later changes of these documents were "
+    "published without them.",
+    remedy="Make the records smaller or raise the topic's max.message.bytes, add them to the "
+    "outbox again, and delete them from instep_outbox_dead.",
+    acceptable_when="If someone has looked at them and decided to leave them.",
+)
+def has_dead_rows(case: RelayContext) -> Iterator[Violation]:
+    dead = case.source.dead_rows
+    if dead:
+        yield Violation(
+            Severity.WARNING,
+            case.label,
+            (f"{counted(dead, 'row')} in instep_outbox_dead",),
+            "SELECT relay, id, document, reason FROM instep_outbox_dead ORDER BY relay, id",
+        )
+
+
+# --- topic, position and transactions -------------------------------------------------------------
+
+
+@rule(
+    "RELAY_TOPIC_CHANGED",
+    Risk.STANDSTILL,
+    when="now: the relay stops with OUTPUT_TOPIC_CHANGED",
+    what="The topic has another number of partitions than when the relay last published, or was "
+    "created again.",
+    consequence="With more partitions, a document's next record may be in another partition than "
+    "the ones before, and readers may apply it first. The relay stops before that happens.",
+    remedy="Wait until the readers have read everything, then let the relay continue: "
+    "instep relay reset --to current.",
+    acceptable_when="Never.",
+)
+def topic_changed(case: RelayContext) -> Iterator[Violation]:
+    position = case.relay.position
+    if position is None:
+        if f"position of {case.label}" in case.snapshot.unknown:
+            case.known(None, f"position of {case.label}")
+        return
+    evidence = []
+    partitions = len(case.topic.partitions)
+    if position.partitions != partitions:
+        evidence.append(f"{partitions} partitions, {position.partitions} when it last published")
+    if position.topic_id != case.topic_id:
+        evidence.append("the topic was deleted and created again")
+    if position.cluster_id != case.cluster.cluster_id:
+        evidence.append(f"the position is of cluster {position.cluster_id}")
+    if evidence:
+        yield Violation(
+            Severity.ERROR,
+            f"topic {case.topic_name}",
+            tuple(evidence),
+            f"instep relay reset {case.name} --to current --execute",
+        )
+
+
+@rule(
+    "RELAY_SOURCE_CHANGED",
+    Risk.STANDSTILL,
+    when="now: the relay stops with SOURCE_RESTORED",
+    what="The relay's position belongs to another source database.",
+    consequence="Which rows are published is not known there. The relay stops before it publishes "
+    "anything.",
+    remedy="Correct source, or decide what is published: instep explain SOURCE_RESTORED.",
+    acceptable_when="Never.",
+)
+def source_changed(case: RelayContext) -> Iterator[Violation]:
+    position, source_id = case.relay.position, case.source.source_id
+    if position is not None and source_id is not None and position.source_id != source_id:
+        yield Violation(
+            Severity.ERROR,
+            _subject(case),
+            ("its tables were created again, or it is another database",),
+            f"correct relays.{case.name}.source, or see what to decide: instep explain"
+            " SOURCE_RESTORED",
+        )
+
+
+@rule(
+    "RELAY_POSITION_TOPIC_SETTINGS",
+    Risk.STANDSTILL,
+    when="the retention time has passed, or a second partition gets the position",
+    what="The position topic is not compacted, or has more than one partition.",
+    consequence="Without compaction the position expires and the relay stops with "
+    "POSITION_MISSING. The relay reads partition 0 only.",
+    remedy="Set cleanup.policy=compact. A topic's partitions cannot be reduced: stop the relay, "
+    "delete the topic, run instep relay init and instep relay reset.",
+    acceptable_when="Never.",
+)
+def position_topic_settings(case: RelayContext) -> Iterator[Violation]:
+    name = case.relay.position_topic
+    settings = _position_settings(case)
+    if settings is None:
+        return
+    policy = case.known(settings.get("cleanup.policy"), f"cleanup.policy of topic {name}").value
+    if policy != "compact":
+        yield Violation(
+            Severity.ERROR,
+            f"topic {name}",
+            (f"cleanup.policy={policy}",),
+            f"instep topics alter {name} -c cleanup.policy=compact --execute",
+        )
+    partitions = len(case.other_topic(name).partitions)
+    if partitions > 1:
+        yield Violation(
+            Severity.WARNING,
+            f"topic {name}",
+            (f"{partitions} partitions",),
+            f"instep topics delete {name} --execute; instep relay init {case.name}; instep relay"
+            f" reset {case.name} --to end --execute, once the outbox is empty",
+        )
+
+
+@rule(
+    "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+    Risk.STANDSTILL,
+    when="a broker's disk is lost",
+    what="The position topic has too few replicas, or one replica is enough to acknowledge the "
+    "position.",
+    consequence="The position can be lost while the records are still there. The relay then stops "
+    "with POSITION_MISSING, and a person has to find out what was published.",
+    remedy="Give the position topic three replicas, min.insync.replicas=2 and "
+    "unclean.leader.election.enable=false.",
+    acceptable_when="On a laptop and in tests.",
+)
+def position_topic_under_replicated(case: RelayContext) -> Iterator[Violation]:
+    name = case.relay.position_topic
+    settings = _position_settings(case)
+    if settings is None:
+        return
+    replicas = min(len(part.replicas) for part in case.other_topic(name).partitions)
+    evidence, steps, alter = [], [], []
+    if replicas < REPLICAS_WANTED:
+        evidence.append(counted(replicas, "replica"))
+        if len(case.cluster.brokers) < REPLICAS_WANTED:
+            steps.append(f"add brokers until there are {REPLICAS_WANTED}")
+        steps.append(f"instep topics replicate {name} -r {REPLICAS_WANTED} --execute")
+    in_sync = settings.get("min.insync.replicas")
+    if in_sync is not None and int(in_sync.value or 1) < 2:
+        evidence.append(f"min.insync.replicas={in_sync.value}")
+        alter.append("-c min.insync.replicas=2")
+    unclean = settings.get("unclean.leader.election.enable")
+    if unclean is not None and unclean.value == "true":
+        evidence.append("unclean.leader.election.enable=true")
+        alter.append("-c unclean.leader.election.enable=false")
+    if alter:
+        steps.append(f"instep topics alter {name} {' '.join(alter)} --execute")
+    if evidence:
+        yield Violation(Severity.WARNING, f"topic {name}", tuple(evidence), "; then ".join(steps))
+
+
+def _position_settings(case: RelayContext) -> Values | None:
+    """Return the settings of the position topic; None if RELAY_NOT_INITIALISED reports it."""
+    name = case.relay.position_topic
+    if case.snapshot.topics.get(name) is None:
+        return None
+    return case.known(case.other_topic(name).settings, f"settings of topic {name}")
+
+
+@rule(
+    "RELAY_TRANSACTION_TIMEOUT_REFUSED",
+    Risk.STANDSTILL,
+    when="now: the relay cannot start a transaction",
+    what="The brokers allow only shorter transactions than the relay asks for.",
+    consequence="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
+    remedy="Raise transaction.max.timeout.ms on every broker.",
+    acceptable_when="Never.",
+)
+def transaction_timeout_refused(case: RelayContext) -> Iterator[Violation]:
+    if case.guarantee != "exactly-once":
+        return
+    wanted, allowed = case.relay.transaction_timeout_ms, case.transaction_timeout_ms_max
+    if allowed < wanted:
+        yield Violation(
+            Severity.ERROR,
+            case.label,
+            (
+                f"transaction.timeout.ms={wanted} of the relay",
+                f"transaction.max.timeout.ms={allowed} of the brokers",
+            ),
+            f"set transaction.max.timeout.ms={wanted} in server.properties of every broker, and"
+            " restart the brokers one after the other",
+        )
+
+
+@rule(
+    "RELAY_TOPIC_SHARED",
+    Risk.DISORDER,
+    when="the same document is in the outboxes of two relays",
+    what="Several relays publish to the same topic.",
+    consequence="Each relay keeps the order of its own outbox. Between two relays there is no "
+    "order: the older change of a document may be published last.",
+    remedy="Give each relay its own topic, or make sure that no document is in two outboxes.",
+    acceptable_when="If each document belongs to one source.",
+)
+def topic_shared(case: RelayContext) -> Iterator[Violation]:
+    if len(case.relays) > 1:
+        yield Violation(
+            Severity.WARNING,
+            f"topic {case.topic_name}",
+            (f"relays {', '.join(sorted(case.relays))} publish to it",),
+            f'[relays.{case.name}]\ntopic = "{case.topic_name}-{case.name}"',
+        )
+
+
+@rule(
+    "RELAY_GUARANTEE_WEAK",
+    Risk.REPETITION,
+    when="the relay, a broker or the source dies between the records and the position",
+    what="The relay publishes at least once, not exactly once.",
+    consequence="A batch whose position was not written is published again. Readers without a "
+    "guard apply it twice, or go back to an older status for a moment.",
+    remedy='Set guarantee = "exactly-once".',
+    acceptable_when="If the cluster offers no transactions, and every reader skips repetitions.",
+)
+def guarantee_weak(case: RelayContext) -> Iterator[Violation]:
+    if case.guarantee != "exactly-once":
+        yield Violation(
+            Severity.NOTE,
+            case.label,
+            (f'relays.{case.name}.guarantee="{case.guarantee}"',),
+            f'[relays.{case.name}]\nguarantee = "exactly-once"',
+        )
+
+
+# --- exposure -------------------------------------------------------------------------------------
+
+
+@rule(
+    "RELAY_SOURCE_NOT_ENCRYPTED",
+    Risk.EXPOSURE,
+    when="someone listens on the network",
+    what="The connection to the source database is not encrypted.",
+    consequence="The password's exchange and every change of the outbox can be read on the way.",
+    remedy="Require TLS in the URL: sslmode=verify-full, or ssl_ca for MariaDB and MySQL.",
+    acceptable_when="On this machine, and in a network that is encrypted itself.",
+)
+def source_not_encrypted(case: RelayContext) -> Iterator[Violation]:
+    database = case.source.database
+    if database.encrypted is False and database.host and not is_loopback(database.host):
+        option = "sslmode=verify-full" if database.kind == "postgresql" else "ssl_ca=/path/ca.pem"
+        yield Violation(
+            Severity.WARNING,
+            _subject(case),
+            (f"the connection to {database.host} is not encrypted",),
+            f"add ?{option} to relays.{case.name}.source",
+        )
+
+
+@rule(
+    "RELAY_PASSWORD_IN_FILE",
+    Risk.EXPOSURE,
+    when="someone reads the settings file, or it is committed to a repository",
+    what="The password of the source database is in the settings file.",
+    consequence="Settings are copied, shown and kept in version control, and the password with "
+    "them.",
+    remedy="Write ${SOURCE_PASSWORD} instead, and set the variable where the relay runs.",
+    acceptable_when="On a laptop and in tests.",
+)
+def password_in_file(case: RelayContext) -> Iterator[Violation]:
+    if case.relay.password_written:
+        yield Violation(
+            Severity.NOTE,
+            case.label,
+            (f"relays.{case.name}.source contains a password",),
+            f"write ${{SOURCE_PASSWORD}} instead of the password in relays.{case.name}.source,"
+            " and export SOURCE_PASSWORD",
+        )
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+@rule(
+    "READER_NOT_READ_COMMITTED",
+    Risk.REPETITION,
+    when="the relay dies in the middle of a transaction",
+    what="A reader of a relay's topic also reads records of transactions that were not committed.",
+    consequence="The relay publishes the rows of an aborted transaction again. This reader gets "
+    "them twice, and sees rows before they are final.",
+    remedy="Set isolation.level=read_committed. Pipelines always read this way.",
+    acceptable_when="If the reader skips repetitions by itself.",
+)
+def reader_not_read_committed(case: RelayContext) -> Iterator[Violation]:
+    if case.guarantee != "exactly-once":
+        return
+    for name, reader in case.readers.items():
+        if not clients.reads_committed(reader.client, reader.isolation):
+            origin = f"default of {reader.client}"
+            if reader.isolation is not None:
+                origin = "set"
+            setting = "kafka.isolation.level" if reader.client == "spark" else "isolation.level"
+            yield Violation(
+                Severity.ERROR,
+                f"reader {name}",
+                (f"{setting}={reader.isolation or 'read_uncommitted'} ({origin})",),
+                f"set {setting}=read_committed in the reader, and the same in [readers.{name}]"
+                " config",
+            )
+
+
+@rule(
+    "READER_NOT_DECLARED",
+    Risk.REPETITION,
+    when="the relay dies in the middle of a transaction, and a reader reads uncommitted records",
+    what="Consumer groups read a relay's topic, and their isolation level is not known.",
+    consequence="A broker does not know the isolation level of a group. Most clients read "
+    "uncommitted records by default, and get the rows of an aborted transaction twice.",
+    remedy="Declare each reader: [readers.NAME] with topic, client and the settings that it "
+    "changes.",
+    acceptable_when="If the readers belong to another team that vouches for them.",
+)
+def reader_not_declared(case: RelayContext) -> Iterator[Violation]:
+    if case.guarantee != "exactly-once":
+        return
+    found = case.known(case.relay.groups, f"groups that read topic {case.topic_name}")
+    declared = {reader.group for reader in case.readers.values()}
+    for group in found:
+        if group not in declared:
+            yield Violation(
+                Severity.NOTE,
+                f"group {group}",
+                (f"it has committed offsets for topic {case.topic_name}",),
+                f'[readers."{group}"]\ntopic = "{case.topic_name}"\nclient = "java"\n'
+                'config.isolation.level = "read_committed"',
+            )
