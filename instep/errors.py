@@ -42,7 +42,7 @@
         ├── SourceRestored        SOURCE_RESTORED
         ├── PositionMissing       POSITION_MISSING
         ├── ForeignTransactions   FOREIGN_TRANSACTIONS
-        ├── RecordTooLarge        RECORD_TOO_LARGE
+        ├── OutboxRowTooLarge     OUTBOX_ROW_TOO_LARGE
         └── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
 
 Callers retry by type, never by text. Each driver's errors are translated in one place, beside the
@@ -390,10 +390,10 @@ class ForeignTransactions(NamedStop):
     usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
 
 
-class RecordTooLarge(NamedStop):
+class OutboxRowTooLarge(NamedStop):
     """The topic does not accept a record of this size, and the settings say to stop."""
 
-    code = "RECORD_TOO_LARGE"
+    code = "OUTBOX_ROW_TOO_LARGE"
     usual_remedy = (
         'raise max.message.bytes of the topic, or set too_large = "dead-letter";'
         " then: instep relay run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 
 import instep
 from instep import errors, settings
+from instep.bridge import failures
 from instep.bridge.metrics import BridgeMetrics
 from instep.bridge.progress import PollCounts
 from instep.cli import build_app
@@ -33,6 +35,7 @@ def pages() -> dict[str, str]:
         "reference/python.md": python_api.page(instep),
         "reference/errors.md": _errors(),
         "reference/reasons.md": _reasons(),
+        "reference/bridge-failures.md": _bridge_failures(),
         "reference/rules.md": _rules(),
         "reference/metrics.md": _metrics(),
         "reference/database-errors.md": error_codes.page(),
@@ -101,6 +104,22 @@ def _reasons() -> str:
         for reason, text in EXPLANATIONS.items()
     ]
     return _page(intro, _table(("reason", "result", "meaning"), rows))
+
+
+def _bridge_failures() -> str:
+    intro = (
+        "# Failures of a bridge\n\n"
+        "`instep poll` reports a document that failed with one of these codes. `instep explain"
+        " CODE` prints the same text."
+    )
+    # One level deeper: each page begins with a title of its own.
+    return _page(
+        intro,
+        *(
+            re.sub(r"^#", "##", failures.page(code), flags=re.MULTILINE).rstrip()
+            for code in failures.FailureCode
+        ),
+    )
 
 
 def _metrics() -> str:

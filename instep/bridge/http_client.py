@@ -62,7 +62,9 @@ class Answer(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise AskFailed(FailureCode.NOT_JSON, f"the answer is not JSON ({error})") from error
+            raise AskFailed(
+                FailureCode.ANSWER_NOT_JSON, f"the answer is not JSON ({error})"
+            ) from error
 
 
 class HttpClient:
@@ -237,7 +239,7 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
     """Yield the body. A small part of a compressed one may be huge: take no more than `limit`."""
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", *COMPRESSED):
-        raise AskFailed(FailureCode.NOT_JSON, f"the answer has the encoding {coding[:40]!r}")
+        raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"the answer has the encoding {coding[:40]!r}")
     decompressor = zlib.decompressobj(ANY_COMPRESSION) if coding in COMPRESSED else None
     async for part in response.aiter_raw():
         if decompressor is None:
@@ -246,11 +248,13 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
         try:
             yield decompressor.decompress(part, limit)
         except zlib.error as error:
-            raise AskFailed(FailureCode.NOT_JSON, "the compressed answer is damaged") from error
+            raise AskFailed(
+                FailureCode.ANSWER_NOT_JSON, "the compressed answer is damaged"
+            ) from error
         if decompressor.unconsumed_tail:
             yield bytes(limit)  # there is more than the limit allows
     if decompressor is not None and not decompressor.eof and response.status_code == 200:
-        raise AskFailed(FailureCode.NOT_JSON, "the compressed answer ends too early")
+        raise AskFailed(FailureCode.ANSWER_NOT_JSON, "the compressed answer ends too early")
 
 
 def _trust(bridge: settings.Bridge) -> ssl.SSLContext | bool:

@@ -187,7 +187,7 @@ class ListSource:
             where = "is not a list"
             if self._listed.items is not None:
                 where = f"has no list at {self._listed.items!r}, the path `items`"
-            raise AskFailed(FailureCode.NOT_JSON, f"a page of the list of ids {where}")
+            raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"a page of the list of ids {where}")
         return [
             extraction.find(item, self._listed.id) if isinstance(item, dict) else item
             for item in items
@@ -208,9 +208,10 @@ class ListSource:
             value = extraction.document_id(following)
             if value is None:
                 raise AskFailed(
-                    FailureCode.NOT_JSON, f"a page has neither text nor a number at {listed.next!r}"
+                    FailureCode.ANSWER_NOT_JSON,
+                    f"a page has neither text nor a number at {listed.next!r}",
                 )
             return bridge_urls.with_parameter(listed.url, listed.next_parameter, value)
         if not isinstance(following, str):
-            raise AskFailed(FailureCode.NOT_JSON, f"a page has no link at {listed.next!r}")
+            raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"a page has no link at {listed.next!r}")
         return linked(answer.url, following)

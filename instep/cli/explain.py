@@ -1,4 +1,4 @@
-"""`instep explain CODE`: the page of any named stop, reason or rule, from the installation."""
+"""`instep explain CODE`: the page of any code that instep prints, from the installation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from instep.cli import completion, output
 from instep.cli.options import AsJson, Debug
 
 TITLES = {
-    "stops": "Named stops: why a pipeline ended",
+    "stops": "Named stops: why a pipeline or a relay ended",
     "reasons": "Reasons: why an event is in quarantine",
+    "bridge": "Failures of a bridge: why a document was not asked or not published",
     "rules": "Rules of instep vet",
 }
 
@@ -37,7 +38,7 @@ def explain(
     code: Annotated[
         str | None,
         typer.Argument(
-            help="A named stop, a reason or a rule. Default: list all codes.",
+            help="A named stop, a reason, a failure or a rule. Default: list all codes.",
             autocompletion=completion.codes,
         ),
     ] = None,
@@ -62,8 +63,13 @@ def explain(
 
 
 def pages() -> dict[str, Page]:
-    """Return every page by its code: named stops, then reasons, then rules."""
-    return {page.code: page for page in (*_stops(), *_reasons(), *_rules())}
+    """Return every page by its code: named stops, reasons, failures of a bridge, then rules."""
+    return {page.code: page for page in all_pages()}
+
+
+def all_pages() -> list[Page]:
+    """Return every page. No two have the same code."""
+    return [*_stops(), *_reasons(), *_bridge_failures(), *_rules()]
 
 
 def _stops() -> Iterable[Page]:
@@ -103,6 +109,13 @@ def _reasons() -> Iterable[Page]:
             f"    {remove}\n",
         )
         yield Page(code, "reasons", _sentence(text), "\n\n".join(sections))
+
+
+def _bridge_failures() -> Iterable[Page]:
+    from instep.bridge import failures
+
+    for code, text in failures.EXPLANATIONS.items():
+        yield Page(code.value, "bridge", _first_sentence(text), failures.page(code))
 
 
 def _rules() -> Iterable[Page]:

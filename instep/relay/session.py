@@ -291,7 +291,7 @@ class RelaySession:
             f" {self._relay.topic!r} does not accept: {reason}"
         )
         if self._relay.too_large == "stop":
-            raise errors.RecordTooLarge(what)
+            raise errors.OutboxRowTooLarge(what)
         pool.submit(reader.keep_dead, row, what).result()
         self.progress.dead += 1
         self._say(f"{self._name}: {what}; kept in instep_outbox_dead")

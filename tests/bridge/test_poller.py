@@ -330,11 +330,11 @@ def test_other_origins_are_refused(bridge: BridgeUnderTest, location: str) -> No
 
 BOMB = gzip.compress(bytes(50_000_000))
 BAD_ANSWERS: dict[str, tuple[Reply, FailureCode]] = {
-    "truncated": (Reply(200, b'{"status": "PRIN'), FailureCode.NOT_JSON),
-    "html": (Reply(200, b"<html>"), FailureCode.NOT_JSON),
-    "empty": (Reply(204, b""), FailureCode.NOT_JSON),
-    "not UTF-8": (Reply(200, b'{"status": "\xff"}'), FailureCode.NOT_JSON),
-    "deep": (Reply(200, b"[" * 60_000), FailureCode.NOT_JSON),
+    "truncated": (Reply(200, b'{"status": "PRIN'), FailureCode.ANSWER_NOT_JSON),
+    "html": (Reply(200, b"<html>"), FailureCode.ANSWER_NOT_JSON),
+    "empty": (Reply(204, b""), FailureCode.ANSWER_NOT_JSON),
+    "not UTF-8": (Reply(200, b'{"status": "\xff"}'), FailureCode.ANSWER_NOT_JSON),
+    "deep": (Reply(200, b"[" * 60_000), FailureCode.ANSWER_NOT_JSON),
     "no status": (Reply(200, b'{"version": 1}'), FailureCode.STATUS_MISSING),
     "status null": (Reply(200, b'{"status": null, "version": 1}'), FailureCode.STATUS_MISSING),
     "list": (Reply(200, b"[]"), FailureCode.STATUS_MISSING),
@@ -342,8 +342,8 @@ BAD_ANSWERS: dict[str, tuple[Reply, FailureCode]] = {
     "time": (Reply(200, b'{"status": "A", "version": 1, "at": "x"}'), FailureCode.TIME_WRONG),
     "large": (Reply(200, b" " * 100_000), FailureCode.BODY_TOO_LARGE),
     "bomb": (Reply(200, BOMB, {"Content-Encoding": "gzip"}), FailureCode.BODY_TOO_LARGE),
-    "encoding": (Reply(200, b"{}", {"Content-Encoding": "br"}), FailureCode.NOT_JSON),
-    "damaged": (Reply(200, b"{}", {"Content-Encoding": "gzip"}), FailureCode.NOT_JSON),
+    "encoding": (Reply(200, b"{}", {"Content-Encoding": "br"}), FailureCode.ANSWER_NOT_JSON),
+    "damaged": (Reply(200, b"{}", {"Content-Encoding": "gzip"}), FailureCode.ANSWER_NOT_JSON),
     "forbidden": (Reply(403), FailureCode.FORBIDDEN),
     "teapot": (Reply(418), FailureCode.UNEXPECTED),
     "not asked": (Reply(304, b""), FailureCode.UNEXPECTED),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
+from instep.bridge.failures import FailureCode
 from instep.cli import explain
 from instep.document.reasons import Reason
 from instep.vet import rules
@@ -20,7 +21,9 @@ STOPS = {kind.code for kind in errors.NamedStop.__subclasses__()}
 
 def test_every_code_has_a_page() -> None:
     pages = explain.pages()
-    assert pages.keys() == STOPS | {reason.value for reason in Reason} | rules.ALL.keys()
+    codes = [*STOPS, *(reason.value for reason in Reason), *FailureCode, *rules.ALL]
+    assert sorted(page.code for page in explain.all_pages()) == sorted(codes)
+    assert len(pages) == len(codes), "a code has one meaning"
     for code, page in pages.items():
         assert page.text.startswith(f"# {code}\n")
         assert len(page.summary) > 10
@@ -33,6 +36,7 @@ def test_a_page_is_printed_and_a_wrong_code_is_corrected(tmp_path: Path) -> None
         (ROOT / "docs/stops/FENCED.md").read_text(encoding="utf-8"),
     )
     assert "instep dead list --reason NOT_JSON" in instep(tmp_path, "explain", "NOT_JSON").stdout
+    assert "## What the bridge does" in instep(tmp_path, "explain", "BUSY").stdout
     assert "## How to fix it" in instep(tmp_path, "explain", "TOPIC_SINGLE_REPLICA").stdout
     wrong = instep(tmp_path, "explain", "TARGET_CHANGD")
     assert (wrong.returncode, wrong.stdout) == (2, "")

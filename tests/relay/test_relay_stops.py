@@ -186,7 +186,7 @@ def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
         shop.change(opened, "job-1", size=2_000_000)
     shop.work(2, seed=3)
     stopping = msgspec.structs.replace(relay, too_large="stop")
-    with pytest.raises(errors.RecordTooLarge, match="'job-1' has 2,000,0"):
+    with pytest.raises(errors.OutboxRowTooLarge, match="'job-1' has 2,000,0"):
         run_once(name, stopping, cluster)
     assert published(cluster, relay.topic) == {}
     progress, said = run_once(name, relay, cluster)
