@@ -386,6 +386,106 @@ def measure_sharing(
     _measure(sharing.run, sharing.SharingOptions(**given), context, as_json=as_json, html=html)
 
 
+@app.command("load")
+def measure_load(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Existing documents to load. Default: 1000000.")
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, help="Rate of the live events, per second. Default: 1000.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Duration of the live events before and after the load. Default: 30."),
+    ] = None,
+    warm_up: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Warm-up before that. Default: 10."),
+    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    partitions: Partitions = None,
+    history: History = None,
+    engine: Engine = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure `instep load`, and how fresh live events stay beside it."""
+    from instep_bench import bulk_load
+
+    given = _without_omitted(
+        target=target,
+        rows=rows,
+        rate=rate,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        documents=documents,
+        partitions=partitions,
+        history=history,
+        engine=engine,
+        bootstrap=bootstrap,
+    )
+    options = bulk_load.BulkLoadOptions(**given)
+    _measure(bulk_load.run, options, context, as_json=as_json, html=html)
+
+
+@app.command("outbox")
+def measure_outbox(
+    context: typer.Context,
+    source: Annotated[str | None, _target("postgres")] = None,
+    target: Annotated[str | None, _target("postgres")] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Commits of the application per second. Default: 1000."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Duration of each measurement. Default: 60.")
+    ] = None,
+    warm_up: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Warm-up before that. Default: 10.")
+    ] = None,
+    hold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long a snapshot is held; 0 leaves this part out. Default: 600.",
+        ),
+    ] = None,
+    backlog: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="ROWS", help="Rows of a backlog. Default: 200000."),
+    ] = None,
+    rounds: Rounds = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    partitions: Partitions = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure from the commit in an outbox's database to the commit in the target."""
+    from instep_bench import outbox
+
+    given = _without_omitted(
+        source=source,
+        target=target,
+        rate=rate,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        hold_s=hold,
+        backlog=backlog,
+        rounds=rounds,
+        documents=documents,
+        partitions=partitions,
+        bootstrap=bootstrap,
+    )
+    _measure(outbox.run, outbox.OutboxOptions(**given), context, as_json=as_json, html=html)
+
+
 @app.command("scale")
 def measure_scale(
     context: typer.Context,

@@ -9,7 +9,9 @@ import msgspec
 
 from instep.report.tables import Cell, Plot, ReportTable
 
-BenchName = Literal["polling", "publish", "apply", "freshness", "sharing", "scale", "relay"]
+BenchName = Literal[
+    "polling", "publish", "apply", "freshness", "sharing", "load", "relay", "outbox", "scale"
+]
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

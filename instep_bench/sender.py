@@ -231,7 +231,7 @@ class _LegRunner:
             answers[1][index], answers[2][index] = place.partition, place.offset
 
 
-def _legs() -> tuple[queue.SimpleQueue[Leg], threading.Event]:
+def read_legs() -> tuple[queue.SimpleQueue[Leg], threading.Event]:
     """Return a queue of the legs read from standard input, and whether the latest is to end now.
 
     When the input ends, the process exits at once, whatever it is doing.
@@ -253,14 +253,14 @@ def _legs() -> tuple[queue.SimpleQueue[Leg], threading.Event]:
     return legs, over
 
 
-def _write(answer: Answer) -> None:
+def write_answer(answer: Answer) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def main(encoded_source: str) -> None:
     source = msgspec.json.decode(encoded_source, type=EventSource)
-    legs, over = _legs()
+    legs, over = read_legs()
     try:
         publisher = Publisher(
             source.bootstrap,
@@ -271,9 +271,11 @@ def main(encoded_source: str) -> None:
         runner = _LegRunner(source, publisher)
         while True:
             leg = legs.get()
-            _write(LegDone(runner.run(leg, over.is_set, lambda at: _write(LegStarted(at)))))
+            write_answer(
+                LegDone(runner.run(leg, over.is_set, lambda at: write_answer(LegStarted(at))))
+            )
     except errors.InstepError as error:
-        _write(SenderFailed(error.what, error.remedy))
+        write_answer(SenderFailed(error.what, error.remedy))
         os._exit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from instep import errors
@@ -20,9 +20,16 @@ class PipelineProcess(Lifetime):
     """`instep run` under a keeper: it ends when this process ends, even after kill -9."""
 
     def __init__(
-        self, config: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        config: Path,
+        *arguments: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = ("run",),
     ) -> None:
-        self._argv = [sys.executable, "-m", "instep", "--config", str(config), "run", *arguments]
+        """`command` is another command that runs until it is stopped, such as `relay run`."""
+        program = [sys.executable, "-m", "instep", "--config", str(config)]
+        self._argv = [*program, *command, *arguments]
         self._environment = {**os.environ, **(environment or {})}
         self.log = log
         self._keeper: keeper_client.KeeperClient | None = None
