@@ -33,7 +33,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     database: Facts
     missing: list[str] = []  # what `instep relay init` has to create
     id_column: str = "id"
-    is_id_generated: bool | None = None  # by the database, and never twice; None on PostgreSQL
+    is_id_generated: bool | None = None  # by the database, and never twice
     sequence: str | None = None  # PostgreSQL: the sequence that gives out the ids
     sequence_cache: int | None = None
     writable_nodes: int | None = None  # of a Galera cluster or a replication group
@@ -60,7 +60,13 @@ def _read(opened: sa.Connection, blank: Facts, name: str, relay: settings.Relay)
     view = sa.inspect(opened)
     existing = [table for table in wanted if view.has_table(table.name, schema=table.schema)]
     missing = [f"table {table}" for table in wanted if table not in existing]
-    database = facts.read_server(opened, blank, existing)
+    # A partition of PostgreSQL's outbox may differ from the whole.
+    partitions = [
+        part
+        for part in tables.partition_names(outbox)
+        if opened.dialect.name == "postgresql" and view.has_table(part.name, schema=part.schema)
+    ]
+    database = facts.read_server(opened, blank, [*existing, *partitions])
     source_id = dead_rows = None
     if wanted[1] in existing:
         source_id = opened.execute(
@@ -110,8 +116,10 @@ def _with_sequence(opened: sa.Connection, found: SourceFacts, outbox: TableName)
         sa.text(SEQUENCE), {"table": quoted, "column": found.id_column}
     ).one_or_none()
     if row is None:
-        return found
-    return msgspec.structs.replace(found, sequence=str(row[0]), sequence_cache=int(row[1]))
+        return msgspec.structs.replace(found, is_id_generated=False)
+    return msgspec.structs.replace(
+        found, is_id_generated=True, sequence=str(row[0]), sequence_cache=int(row[1])
+    )
 
 
 def _with_mysql(opened: sa.Connection, found: SourceFacts, outbox: TableName) -> SourceFacts:

@@ -507,10 +507,11 @@ class Gathering:
     def _reading_groups(self, topic: str) -> list[str]:
         """Return the groups that have committed offsets for a topic, except the pipelines' own."""
         own = {groups.mirror_name(name) for name in self.declared.pipelines}
-        names = [one.group for one in consumer_groups.listings(self.cluster)[0]]
-        committed = groups.positions_of_each(
-            self.cluster, [name for name in names if name not in own]
-        )
+        listed, failures = consumer_groups.listings(self.cluster)
+        if failures:  # a list with gaps must not count as the whole
+            raise failures[0]
+        names = [one.group for one in listed if one.group not in own]
+        committed = groups.positions_of_each(self.cluster, names)
         return [
             name
             for name, positions in committed.items()

@@ -318,6 +318,7 @@ def with_relay(base: Snapshot, **fields: Any) -> Snapshot:
                 user='"shop"',
                 database="shop",
             ),
+            is_id_generated=True,
             sequence="instep_outbox_id_seq",
             sequence_cache=1,
             source_id="s1",

@@ -972,6 +972,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         ERROR,
         lambda s: with_source(s, {"kind": "mysql"}, is_id_generated=False),
     ),
+    ("RELAY_ID_NOT_AUTOINCREMENT", ERROR, lambda s: with_source(s, is_id_generated=False)),
     (
         "RELAY_TABLE_WITHOUT_TRANSACTIONS",
         ERROR,
