@@ -27,7 +27,7 @@ class PipelineProcess(Lifetime):
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("run",),
     ) -> None:
-        """`command` is another command that runs until it is stopped, such as `relay run`."""
+        """Take the settings file; `command` may be another one that runs until it is stopped."""
         program = [sys.executable, "-m", "instep", "--config", str(config)]
         self._argv = [*program, *command, *arguments]
         self._environment = {**os.environ, **(environment or {})}
