@@ -236,10 +236,10 @@ def report_tables(run: BulkLoadRun) -> list[ReportTable]:
     """Return the tables of the report."""
     ratio = compared_delays.ratio(run.freshness, BESIDE, BEFORE)
     rows: list[list[Cell]] = [
-        ["rows", run.rows, "rows", None],
+        ["rows", run.rows, "rows", ""],
         ["speed", round(run.rows_per_s), "rows/s", f"at least {ROWS_PER_S_BAR:,}"],
-        ["the load itself", round(run.load_s, 2), "s", None],
-        ["the whole command", round(run.command_s, 2), "s", None],
+        ["the load itself", round(run.load_s, 2), "s", ""],
+        ["the whole command", round(run.command_s, 2), "s", ""],
         [
             "p99 beside the load / before it",
             None if ratio is None else round(ratio, 2),

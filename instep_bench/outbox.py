@@ -45,7 +45,7 @@ from instep_bench.sender import Leg
 
 FILLED_AT_ONCE = 5_000  # rows of one transaction that fills the outbox
 PUBLISH_PATIENCE_S = 120.0
-ALONE, HELD = "no snapshot", "snapshot held"
+ALONE, HELD, RELEASED = "no snapshot", "snapshot held", "snapshot released"
 P50_BAR_MS, P99_BAR_MS = 150, 300
 SLOWDOWN_BAR = 0.10
 SNAPSHOTS = {
@@ -89,8 +89,17 @@ class OutboxRun(msgspec.Struct, frozen=True, kw_only=True):
         """Return the share of its speed that the relay loses while a snapshot is held."""
         if not self.backlogs:
             return None
-        medians = {when: statistics.median(values) for when, values in self.backlogs.items()}
-        return 1 - medians[HELD] / medians[ALONE]
+        return 1 - self._median(HELD) / self._median(ALONE)
+
+    @property
+    def drift(self) -> float | None:
+        """Return by what share the speed without a snapshot changed in the meantime."""
+        if not self.backlogs:
+            return None
+        return abs(1 - self._median(RELEASED) / self._median(ALONE))
+
+    def _median(self, when: str) -> float:
+        return statistics.median(self.backlogs[when])
 
 
 def run(options: OutboxOptions, say: Say, command: str) -> BenchResult:
@@ -246,6 +255,9 @@ class _Bench:
             if options.hold_s:
                 backlogs[HELD] = self._backlogs(options.rounds)
                 held_s = time.monotonic() - held_at
+        if options.hold_s:
+            # Again without it: what differs from the beginning is not due to the snapshot.
+            backlogs[RELEASED] = self._backlogs(options.rounds)
         return OutboxRun(
             rate=options.rate,
             hold_s=held_s,
@@ -392,6 +404,11 @@ def notes(run: OutboxRun) -> list[str]:
         found.append(
             "Backlogs are published while neither the application nor the pipeline runs. Rows per"
             " second count from the start of a session to its end."
+        )
+    if run.drift is not None and run.drift > SLOWDOWN_BAR:
+        found.append(
+            f"Without a snapshot, the speed differs by {run.drift:.0%} between the beginning and"
+            " the end: the machine was not quiet, and the slow-down means nothing."
         )
     late = sorted(run.late_ms)
     if late and late[int(len(late) * 0.99)] > freshness_report.LATE_MS:

@@ -13,13 +13,17 @@ from instep_bench import outbox
 from tests.support.databases import run_sql
 
 
-def example_run(late_ms: float = 0.0) -> outbox.OutboxRun:
+def example_run(late_ms: float = 0.0, released: float = 55_000.0) -> outbox.OutboxRun:
     return outbox.OutboxRun(
         rate=1_000,
         hold_s=600,
         delays={outbox.ALONE: [20.0] * 100, outbox.HELD: [30.0] * 100},
         late_ms=[late_ms] * 100,
-        backlogs={outbox.ALONE: [50_000.0, 60_000.0], outbox.HELD: [44_000.0, 55_000.0]},
+        backlogs={
+            outbox.ALONE: [50_000.0, 60_000.0],
+            outbox.HELD: [44_000.0, 55_000.0],
+            outbox.RELEASED: [released],
+        },
     )
 
 
@@ -32,6 +36,10 @@ def test_the_slow_down_compares_the_medians() -> None:
     assert outbox.figures(run)[-1].values == [10.0]
     assert len(outbox.notes(run)) == 2
     assert "p99 9.0 ms" in outbox.notes(example_run(9.0))[-1]
+
+
+def test_a_note_says_that_the_machine_was_not_quiet() -> None:
+    assert "differs by 20%" in outbox.notes(example_run(released=66_000.0))[-1]
 
 
 @pytest.mark.parametrize("given", [{"rate": 0}, {"seconds": 0}, {"hold_s": -1}, {"source": "x"}])
