@@ -4,7 +4,10 @@
     ├── SettingsError             wrong usage or settings                         exit 2
     │   ├── TargetUnfit           the table does not fit the mapping
     │   ├── NoSuchDocument        the table cannot have a document with this id
-    │   └── TopicMissing          the topic does not exist
+    │   ├── NotParked             the document is not parked, or no longer
+    │   ├── TopicMissing          the topic does not exist
+    │   └── PortTaken             another program listens on the port
+    │       └── PortLost          it took the port while the server was starting
     ├── MissingPart               Java, a package or a fetched file is missing    exit 2
     ├── SparkGone                 Spark's JVM was killed or ran out of memory     exit 1
     ├── Unreachable               a server does not answer; a run waits for it    exit 2
@@ -94,10 +97,26 @@ class NoSuchDocument(SettingsError):
     """The given id cannot be a document of the table: its key column has another type."""
 
 
+class NotParked(SettingsError):
+    """The named document is not parked, or no longer."""
+
+    usual_remedy = "list the parked documents: instep parked list"
+
+
 class TopicMissing(SettingsError):
     """The topic does not exist; the remedy is the command that creates it."""
 
     usual_remedy = "list the topics: instep topics list"
+
+
+class PortTaken(SettingsError):
+    """Another program listens on the port."""
+
+    usual_remedy = "stop that program, or choose another port"
+
+
+class PortLost(PortTaken):
+    """Another program took the port between the check and the start."""
 
 
 class MissingPart(InstepError):

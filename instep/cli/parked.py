@@ -169,7 +169,7 @@ def release(
             line.update("releasing", number, len(names), "documents")
             try:
                 changes += releasing.release(session, name, execute=execute)
-            except releasing.NotParked:
+            except errors.NotParked:
                 missing.append(name)
     is_refused = any(change.verdict == Verdict.PARKED.value for change in changes)
     if is_refused:

@@ -306,12 +306,12 @@ class LocalCluster(Lifetime):
                 for node in self.nodes:
                     node.wait_ready()
                 self._wait_for_each_other()
-            except server.PortLost:
+            except errors.PortLost:
                 self.kill()
                 continue
             self._has_answered = True
             return
-        raise ports.PortTaken(
+        raise errors.PortTaken(
             f"a port of the local Kafka ({self.bootstrap}) is taken by another program", "try again"
         )
 

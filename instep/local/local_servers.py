@@ -229,7 +229,7 @@ def _start_on_port(
         return
     if not any(ports.taken(port) for port in wanted):
         # Another program may still take a default port before the server does.
-        with suppress(ports.PortTaken):
+        with suppress(errors.PortTaken):
             start_on(wanted)
             return
     start_on(None)

@@ -12,10 +12,6 @@ from instep import errors
 HOST = "127.0.0.1"
 
 
-class PortTaken(errors.SettingsError):
-    """Another program listens on the port."""
-
-
 def free(count: int = 1) -> list[int]:
     """Return distinct ports that are free now. Another process may still take one first."""
     candidates = _quiet_range()
@@ -45,9 +41,9 @@ def taken(port: int) -> bool:
     return False
 
 
-def refusal(port: int, server: str) -> PortTaken:
+def refusal(port: int, server: str) -> errors.PortTaken:
     """Return the error for a port that is taken."""
-    return PortTaken(
+    return errors.PortTaken(
         f"port {port}, requested for {server}, is taken by another program",
         "stop that program, or choose another port (leave out the port to take a free one)",
     )

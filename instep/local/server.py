@@ -26,10 +26,6 @@ LOG_TAIL_LINES = 15
 FULL_DISK_BYTES = 1 << 20
 
 
-class PortLost(ports.PortTaken):
-    """Another program took the port between the check and the start."""
-
-
 class Server(Lifetime):
     """One server on one port, with its data and its log below one folder."""
 
@@ -143,7 +139,7 @@ class Server(Lifetime):
             self.launch()
             try:
                 self.wait_ready()
-            except PortLost:
+            except errors.PortLost:
                 if self._port_is_fixed and ports.taken(self.port):
                     raise
             else:
@@ -291,7 +287,7 @@ class Server(Lifetime):
     def _start_failure(self) -> Exception:
         """Return why it ended while starting. Only its log says so."""
         if "Address already in use" in self.read_log():
-            return PortLost(
+            return errors.PortLost(
                 f"a port of {self.name} was taken by another program while it started",
                 "try again, or choose another port",
             )

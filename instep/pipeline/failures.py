@@ -1,4 +1,4 @@
-"""Carry an error from a task to the driver.
+"""Carry an error from a micro-batch task to the driver.
 
 Between the two is the JVM, which passes on text only. A task therefore raises its error as one line
 of JSON, from which the driver rebuilds the typed error.

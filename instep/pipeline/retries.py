@@ -199,7 +199,7 @@ class Retries:
     ) -> None:
         try:
             changes = release.release(session, document, execute=True)
-        except release.NotParked:  # an operator was faster
+        except errors.NotParked:  # an operator was faster
             self._schedule.forget(document)
         except errors.Transient:  # a task holds the ledger
             self._schedule.postpone(document, now)

@@ -1,4 +1,4 @@
-"""The source databases of relays: outbox table, lease and readers, one way to read per database."""
+"""The source databases of relays: outbox table, lease and two readers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Kafka administration that only the commands need: topics, groups, records, replication."""
+"""Kafka administration for the commands: topics, groups, records, replication.
+
+Of this folder, a running pipeline uses only `admin_extras`.
+"""

@@ -18,10 +18,6 @@ from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPositi
 from instep.sinks.target import Position
 
 
-class NotParked(errors.SettingsError):
-    """The named document is not parked, or no longer."""
-
-
 def release(session: MaintenanceSession, document: str, *, execute: bool) -> list[Change]:
     """Apply a document's waiting events in one transaction, and return what became of each."""
     return session.retry(lambda: _release(session, document, execute))
@@ -31,7 +27,7 @@ def waiting_events(session: MaintenanceSession, document: str) -> list[Quarantin
     """Return the waiting events of a document in log order, or raise NotParked."""
     waiting = session.sink.journal.waiting_events(document)
     if not waiting:
-        raise NotParked(
+        raise errors.NotParked(
             f"document {document!r} of pipeline {session.name!r} is not parked",
             "run: instep parked list",
         )

@@ -1,8 +1,8 @@
 """Events to rows: write what the guard lets through, and park the documents that are refused.
 
-Steps 4 to 6 of the transaction. The flow, a release and a replay of dead letters all come here.
-The caller holds the transaction and the ledger's lock; the events are of one partition, in log
-order.
+Steps 4 to 6 of the transaction, without history and quarantine. The flow, a release and a replay
+of dead letters all come here. The caller holds the transaction and the ledger's lock; the events
+are of one partition, in log order.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ transaction:
    An older one, or a record between the ledger's next offset and our first record, means that the
    ledger was moved (by a rewind, or a backup that was restored): start again from the ledger.
 2. Drop records below the ledger's next offset. They are applied already.
-3. Take what the records hold, decoded beforehand: events, and dead letters with their reasons.
-4. Read what is stored of the documents that the events name, and which of them are parked.
+3. Take the events and dead letters that were decoded from the remaining records. Decoding happens
+   before the transaction begins.
+4. Find out which documents are parked. Slow path: read their stored state.
 5. Decide per document what the guard lets through and what has to wait.
 6. Write documents in id order, then history, dead letters and parked events.
 7. Check that the records came from the topic that the ledger knows. Advance the ledger by
    compare-and-set.
-8. Commit. On any error everything is rolled back, and the caller retries by the error's type.
+8. Commit. On any error everything is rolled back, and the caller retries depending on its type.
 
 The few records that several partitions have at low rates share a transaction: `together.py`.
 

@@ -1,4 +1,4 @@
-"""The Spark query of one pipeline: read a topic, run a task per partition, return counts."""
+"""The Spark query of one pipeline: read a topic, apply its records in tasks, return counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instep.pipeline.applier import TaskPlan
 from instep.pipeline.micro_batch import arrow, arrow_records, task
 
 OBSERVED = "instep"
-TRIGGER = "100 milliseconds"
+TRIGGER = "100 milliseconds"  # planning a batch takes about as long
 POLL_RECORDS = 10_000
 
 
