@@ -34,7 +34,7 @@ from instep.document.identity import Id
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 
-Document = Id
+DocumentId = Id
 Values = tuple[Any, ...]  # one for each mapped column; UNSET leaves it unchanged
 
 
@@ -88,15 +88,15 @@ DOCUMENT_MISSING = Refusal(Reason.DOCUMENT_MISSING, "the table does not have the
 class Changes(msgspec.Struct, frozen=True):
     """What to write, deletes first: a deleted and newly inserted document is in both."""
 
-    deletes: list[Document]
-    inserts: dict[Document, Values]
-    updates: dict[Document, Values]
-    deleted_orders: dict[Document, int]
+    deletes: list[DocumentId]
+    inserts: dict[DocumentId, Values]
+    updates: dict[DocumentId, Values]
+    deleted_orders: dict[DocumentId, int]
     verdicts: list[Verdict]
     parked: list[Parked] = []
-    states: dict[Document, _State] = {}
+    states: dict[DocumentId, _State] = {}
 
-    def after(self) -> dict[Document, Stored]:
+    def after(self) -> dict[DocumentId, Stored]:
         """Return what is stored of the documents after these changes."""
         return {
             document: Stored(state.present, state.order, state.status)
@@ -121,15 +121,15 @@ class _State:
 
 def settle(
     events: Sequence[Event],
-    stored: Mapping[Document, Stored],
+    stored: Mapping[DocumentId, Stored],
     rules: Rules,
-    already_parked: Collection[Document] = frozenset(),
+    already_parked: Collection[DocumentId] = frozenset(),
 ) -> Changes:
     """Return what `events`, in log order, do to the documents.
 
     A document that is not in `stored` does not exist.
     """
-    states: dict[Document, _State] = {}
+    states: dict[DocumentId, _State] = {}
     verdicts: list[Verdict] = []
     parked: list[Parked] = []
     for event in events:
@@ -157,8 +157,8 @@ class Reduced(msgspec.Struct, frozen=True):
     first event if it has several.
     """
 
-    latest: dict[Document, tuple[int | None, Values]]
-    first: dict[Document, tuple[int | None, Values]]
+    latest: dict[DocumentId, tuple[int | None, Values]]
+    first: dict[DocumentId, tuple[int | None, Values]]
     verdicts: list[Verdict]
 
 
@@ -169,8 +169,8 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
     """
     if rules.missing != "insert" or rules.transitions:
         return None
-    latest: dict[Document, tuple[int | None, Values]] = {}
-    first: dict[Document, tuple[int | None, Values]] = {}
+    latest: dict[DocumentId, tuple[int | None, Values]] = {}
+    first: dict[DocumentId, tuple[int | None, Values]] = {}
     verdicts = [Verdict.APPLIED] * len(events)
     ordered, order_is_time = rules.ordered, rules.order_is_time
     for number, event in enumerate(events):
@@ -193,15 +193,13 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
 
 
 def rejudge(
-    reduced: Reduced, events: Sequence[Event], late: Mapping[Document, Stored], rules: Rules
+    reduced: Reduced, events: Sequence[Event], late: Mapping[DocumentId, Stored], rules: Rules
 ) -> tuple[list[Verdict], int]:
     """Correct the verdicts on documents of which something newer is stored.
 
     `late` has the documents whose stored order value is not older than their first event. Returns
     the verdicts, and the number of documents to write.
     """
-    if not late:
-        return reduced.verdicts, len(reduced.latest)
     verdicts = list(reduced.verdicts)
     numbers = [number for number, event in enumerate(events) if event.document in late]
     changes = settle([events[number] for number in numbers], late, rules)
@@ -211,14 +209,14 @@ def rejudge(
 
 
 def split_rounds(
-    events: Sequence[Event], parked: Collection[Document] = frozenset()
+    events: Sequence[Event], parked: Collection[DocumentId] = frozenset()
 ) -> list[list[Event]]:
     """Split events into rounds, each in log order and with at most one event per document.
 
     So every event is written. Events of parked documents only wait and need no further round.
     """
     rounds: list[list[Event]] = []
-    next_round: dict[Document, int] = {}
+    next_round: dict[DocumentId, int] = {}
     for event in events:
         number = next_round.get(event.document, 0) if event.document not in parked else 0
         next_round[event.document] = number + 1
@@ -239,17 +237,19 @@ class UniqueValues:
 
     POSSIBLE_MAX = 8  # of one document; one with more is written alone
 
-    def __init__(self, keys: Sequence[tuple[int, ...]], stored: Mapping[Document, Values]) -> None:
+    def __init__(
+        self, keys: Sequence[tuple[int, ...]], stored: Mapping[DocumentId, Values]
+    ) -> None:
         """Take the columns of each unique key, by number, and the stored values of documents."""
         self._keys = keys
-        self._possible: dict[Document, set[Values | None]] = {
+        self._possible: dict[DocumentId, set[Values | None]] = {
             document: {values} for document, values in stored.items()
         }
 
     def rounds(self, events: Sequence[Event]) -> list[list[Event]]:
         """Split events, in log order, into rounds without two events that could conflict."""
         rounds: list[list[Event]] = []
-        documents: set[Document] = set()
+        documents: set[DocumentId] = set()
         touched: set[tuple[int, Values]] = set()
         alone = False
         for event in events:
@@ -348,7 +348,7 @@ def _delete(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
     return Verdict.APPLIED
 
 
-def _collect(changes: Changes, document: Document, state: _State, rules: Rules) -> None:
+def _collect(changes: Changes, document: DocumentId, state: _State, rules: Rules) -> None:
     if state.before.present and state.deleted:
         changes.deletes.append(document)
     if state.values is not None:

@@ -14,9 +14,10 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Callable
 
-from instep import settings
-from instep.kafka import connection, faults
+from instep import errors, settings
+from instep.kafka import connection, faults, topics
 
 METADATA, VERSION = 3, 12  # this version answers with topic ids; Kafka has it since 3.1
 NO_ID = bytes(16)
@@ -24,6 +25,7 @@ TIMEOUT_S = 1.0
 PAUSE_S = 30.0  # how long only the admin client asks after a failure
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 LENGTH = struct.Struct(">i")
+DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
 
 
 class TopicIdentity:
@@ -41,6 +43,7 @@ class TopicIdentity:
 
         With `partitions`, this number of partitions is confirmed as well.
         """
+        self.topic, self.topic_id = topic, topic_id
         self._security = kafka.security
         self._addresses = faults.addresses(bootstrap)
         # It does not log in: for clusters that demand it, the admin client asks.
@@ -116,6 +119,57 @@ class TopicIdentity:
                 raise ConnectionError("the broker closed the connection")
             answer += more
         return answer
+
+
+class SameTopic:
+    """Checks that the records in memory came from the topic that the caller knows.
+
+    The topic's id is requested after the records were read, and the id of a deleted topic never
+    comes back. So an equal id proves that they came from this topic, and one answer serves all
+    retries. The request is sent at once, and its answer awaited only when the check is called, so
+    that the broker's answer and the database's work overlap.
+    """
+
+    def __init__(
+        self,
+        identity: TopicIdentity,
+        cluster: Callable[[], connection.Cluster],
+        *,
+        replaced: Callable[[], errors.InstepError],
+        gone: Callable[[], errors.InstepError],
+    ) -> None:
+        """Send the request.
+
+        `cluster` returns the clients to use if the answer does not confirm the id. `replaced` and
+        `gone` return the errors to raise.
+        """
+        self._identity, self._cluster = identity, cluster
+        self._replaced, self._gone = replaced, gone
+        self._confirmed = False
+        identity.ask()
+
+    def __call__(self) -> None:
+        """Raise if the topic was replaced or deleted."""
+        self._confirmed = self._confirmed or self._identity.is_confirmed()
+        if self._confirmed:
+            return
+        try:
+            topic_id = self._request_id()
+        except errors.TopicMissing:
+            time.sleep(DOUBT_S)
+            topic_id = self._request_again()
+        if topic_id != self._identity.topic_id:
+            raise self._replaced()
+        self._confirmed = True
+
+    def _request_id(self) -> str:
+        return topics.request_id(self._cluster(), self._identity.topic)
+
+    def _request_again(self) -> str:
+        try:
+            return self._request_id()
+        except errors.TopicMissing as error:
+            raise self._gone() from error
 
 
 def _size(answer: bytes) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from instep.document.decoding import DeadLetter, Event
-from instep.document.guard import Document, Parked, Verdict
+from instep.document.guard import DocumentId, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.pipeline.apply import maintenance, rows
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
@@ -146,8 +146,8 @@ def _changes(
     verdicts: Sequence[Verdict],
     parked: Sequence[Parked],
     letters: Mapping[int, QuarantinedRecord],
-    before: dict[Document, Any],
-    after: dict[Document, Any],
+    before: dict[DocumentId, Any],
+    after: dict[DocumentId, Any],
 ) -> Iterator[Change]:
     """Yield the change of each event.
 

@@ -33,12 +33,12 @@ import msgspec
 from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event, record_of
-from instep.document.guard import Document, Stored, Values, Verdict
+from instep.document.guard import DocumentId, Stored, Values, Verdict
 from instep.document.reasons import Reason
 from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import continuity
-from instep.pipeline.apply import isolate, maintenance, slow
+from instep.pipeline.apply import isolate, maintenance, rewrite
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins
 from instep.sinks.stored_values import chunks
@@ -54,7 +54,7 @@ class ReplayRange(msgspec.Struct, frozen=True):
     ranges: dict[int, tuple[int, int]]
     from_start: bool
     to_ledger: bool
-    documents: frozenset[Document] = frozenset()
+    documents: frozenset[DocumentId] = frozenset()
 
     @property
     def records(self) -> int:
@@ -120,7 +120,7 @@ def replay(
     if not session.sink.target.rules.ordered:
         yield from _replay_unordered(session, cluster, selected, excluded, execute, progress)
         return
-    highest_orders: dict[Document, int] = {}  # by document, of the events read so far
+    highest_orders: dict[DocumentId, int] = {}  # by document, of the events read so far
     for partition, bounds in selected.ranges.items():
         events = _events(
             session, cluster, {partition: bounds}, selected.documents, excluded, progress
@@ -168,7 +168,7 @@ def _events(
     session: MaintenanceSession,
     cluster: Cluster,
     ranges: Mapping[int, tuple[int, int]],
-    documents: frozenset[Document],
+    documents: frozenset[DocumentId],
     excluded: set[RecordPosition],
     progress: Callable[[], None] = _no_progress,
 ) -> Iterator[Event]:
@@ -200,7 +200,7 @@ def _replay_ordered(
     selected: ReplayRange,
     partition: int,
     events: Sequence[Event],
-    highest_orders: dict[Document, int],
+    highest_orders: dict[DocumentId, int],
     execute: bool,
 ) -> list[Change]:
     """Replay a chunk of one partition's events in one transaction."""
@@ -212,7 +212,7 @@ def _replay_ordered(
         stored = sink.stored(documents)
         row_origins = sink.journal.row_origins(documents) if sink.target.history else None
         due: list[Event] = []
-        chunk_orders: dict[Document, int] = {}
+        chunk_orders: dict[DocumentId, int] = {}
         for event in events:
             if event.offset >= next_offset or event.document in parked:
                 continue
@@ -295,7 +295,7 @@ class _Fold:
         else:
             self.deleted, self.values = True, None
 
-    def events(self, document: Document) -> Iterator[Event]:
+    def events(self, document: DocumentId) -> Iterator[Event]:
         if self.deleted:
             yield Event(self.offset, document, None, None, None, None)
         if self.values is not None:
@@ -310,7 +310,7 @@ def _replay_unordered(
     execute: bool,
     progress: Callable[[], None],
 ) -> Iterator[Change]:
-    folds: dict[Document, _Fold] = {}
+    folds: dict[DocumentId, _Fold] = {}
     read_to = {partition: start for partition, (start, _) in selected.ranges.items()}
 
     def read_up_to(ends: Mapping[int, int]) -> None:
@@ -323,7 +323,7 @@ def _replay_unordered(
                 folds.setdefault(event.document, _Fold()).add(partition, event, rules)
             read_to[partition] = end
 
-    def replay_documents(documents: Sequence[Document]) -> list[Change]:
+    def replay_documents(documents: Sequence[DocumentId]) -> list[Change]:
         sink, at = session.sink, maintenance.now()
         with session.transaction(execute=execute) as ledger:
             # The pipeline may have applied further records since the log was read.
@@ -353,64 +353,27 @@ def _replay_unordered(
 def _write(
     session: MaintenanceSession,
     events: Sequence[Event],
-    stored: Mapping[Document, Stored],
+    stored: Mapping[DocumentId, Stored],
     position_of: Callable[[Event], RecordPosition],
     execute: bool,
 ) -> list[Change]:
     """Write the rows that change, and report the documents whose rows the table refuses."""
-    by_document: dict[Document, list[Event]] = {}
+    by_document: dict[DocumentId, list[Event]] = {}
     for event in events:
         by_document.setdefault(event.document, []).append(event)
     changes: list[Change] = []
 
-    def attempt(documents: Sequence[Document]) -> None:
+    def attempt(documents: Sequence[DocumentId]) -> None:
         due = [event for document in documents for event in by_document[document]]
-        changes.extend(_write_changed(session, due, stored, position_of, execute))
+        for row in rewrite.write_changed(session.sink, due, stored, execute=execute):
+            position, document = position_of(row.event), str(row.event.document)
+            verdict = Verdict.APPLIED.value
+            changes.append(Change(position, document, verdict, before=row.before, after=row.after))
 
-    def refused(document: Document, error: errors.InstepError) -> None:
+    def refused(document: DocumentId, error: errors.InstepError) -> None:
         position = position_of(by_document[document][-1])
         reason = Reason.REFUSED_BY_TARGET.value
         changes.append(Change(position, str(document), REFUSED, reason, error.what))
 
     isolate.search([[document] for document in by_document], attempt=attempt, refused=refused)
     return changes
-
-
-def _write_changed(
-    session: MaintenanceSession,
-    events: Sequence[Event],
-    stored: Mapping[Document, Stored],
-    position_of: Callable[[Event], RecordPosition],
-    execute: bool,
-) -> list[Change]:
-    """Write the events, roll back, and with `execute` write those again that changed a row.
-
-    Only the database knows what it makes of a value, so only a trial shows which rows change.
-    """
-    sink = session.sink
-    rules = slow.relaxed(sink.target.rules)
-    verdicts = guard.settle(events, stored, rules).verdicts
-    applied = [
-        event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED
-    ]
-    before = sink.table.look_up(event.document for event in applied)
-    with sink.table.unguarded():
-        with sink.savepoint(keep=False):
-            sink.write(guard.settle(applied, stored, rules))
-            after = sink.table.look_up(event.document for event in applied)
-        changed = [
-            event for event in applied if before.get(event.document) != after.get(event.document)
-        ]
-        if execute and changed:
-            with sink.savepoint():
-                sink.write(guard.settle(changed, stored, rules))
-    last = {event.document: event for event in changed}
-    return [
-        Change(
-            position_of(event),
-            str(document),
-            Verdict.APPLIED.value,
-            **maintenance.row_change(document, before, after),
-        )
-        for document, event in last.items()
-    ]

@@ -16,7 +16,7 @@ import msgspec
 
 from instep.document import guard, kinds
 from instep.document.decoding import Event, record_of
-from instep.document.guard import Document, Verdict
+from instep.document.guard import DocumentId, Verdict
 from instep.document.reasons import Unfit
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -125,7 +125,7 @@ def _dead(letter: QuarantinedRecord) -> TimelineEntry:
 
 def _from_topic(
     session: MaintenanceSession,
-    document: Document,
+    document: DocumentId,
     cluster: Cluster,
     ledger: dict[int, Position],
     waiting: dict[RecordPosition, QuarantinedRecord],
@@ -166,7 +166,7 @@ def _from_topic(
 
 
 def _events_of(
-    session: MaintenanceSession, document: Document, cluster: Cluster
+    session: MaintenanceSession, document: DocumentId, cluster: Cluster
 ) -> Iterator[tuple[int, Event]]:
     """Yield the document's events, partition by partition, in log order."""
     topic = topics.describe(cluster, session.sink.target.topic)

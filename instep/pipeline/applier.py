@@ -13,9 +13,9 @@ import msgspec
 
 from instep import errors, settings, sinks
 from instep.document.decoding import Decoder, Record
-from instep.kafka import offsets, topics
+from instep.kafka import offsets
 from instep.kafka.connection import Cluster
-from instep.kafka.topic_identity import TopicIdentity
+from instep.kafka.topic_identity import SameTopic, TopicIdentity
 from instep.pipeline import continuity
 from instep.pipeline.apply import together, transaction
 from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer, no_probe
@@ -28,7 +28,6 @@ BATCH_RECORDS_MAX = 100_000
 TRANSIENT_TRIES_MAX = 8
 RECONNECT_PATIENCE_S = 2.0
 BROKER_PATIENCE_S = 5.0  # short, because a transaction is open meanwhile
-TOPIC_DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
 
 
 class TaskPlan(msgspec.Struct, frozen=True):
@@ -61,7 +60,13 @@ class Applier:
                 plan.writer,
                 TopicIdentity(plan.kafka, plan.bootstrap, plan.target.topic, plan.writer.topic_id),
             )
-        return SameTopic(plan, self._identity[1])
+        pipeline, topic = plan.target.pipeline, plan.target.topic
+        return SameTopic(
+            self._identity[1],
+            functools.partial(cluster_of, plan),
+            replaced=functools.partial(continuity.replaced, pipeline, topic),
+            gone=functools.partial(continuity.gone, pipeline, topic, ()),
+        )
 
     def apply(
         self,
@@ -158,46 +163,6 @@ class Applier:
             sink = sinks.open_sink(self.plan.target)
             self._opened = sink, Decoder(self.plan.target.mapping, sink.record_bytes_max)
         return self._opened
-
-
-class SameTopic:
-    """Checks that the records in memory came from the topic that the ledger knows.
-
-    The topic's id is requested after the records were read, and the id of a deleted topic never
-    comes back. So an equal id proves that they came from this topic, and one answer serves all
-    retries. The request is sent at once, and its answer awaited only when the check is called, so
-    that the broker's answer and the database's work overlap.
-    """
-
-    def __init__(self, plan: TaskPlan, identity: TopicIdentity) -> None:
-        self._plan, self._identity = plan, identity
-        self._confirmed = False
-        identity.ask()
-
-    def __call__(self) -> None:
-        """Raise if the topic was replaced or deleted."""
-        self._confirmed = self._confirmed or self._identity.is_confirmed()
-        if self._confirmed:
-            return
-        try:
-            topic_id = self._request_id()
-        except errors.TopicMissing:
-            time.sleep(TOPIC_DOUBT_S)
-            topic_id = self._request_again()
-        if topic_id != self._plan.writer.topic_id:
-            raise continuity.replaced(self._plan.target.pipeline, self._plan.target.topic)
-        self._confirmed = True
-
-    def _request_id(self) -> str:
-        return topics.request_id(cluster_of(self._plan), self._plan.target.topic)
-
-    def _request_again(self) -> str:
-        try:
-            return self._request_id()
-        except errors.TopicMissing as error:
-            raise continuity.gone(
-                self._plan.target.pipeline, self._plan.target.topic, ()
-            ) from error
 
 
 def is_full(records: Sized, size: int) -> bool:

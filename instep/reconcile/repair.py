@@ -28,7 +28,7 @@ from msgspec import UNSET
 from instep import errors
 from instep.document import canonical, comparison, folding, guard
 from instep.document.comparison import DocumentState, Question
-from instep.document.guard import Document, Stored
+from instep.document.guard import DocumentId, Stored
 from instep.document.identity import Identity
 from instep.pipeline.apply import isolate
 from instep.reconcile import spark_steps
@@ -244,7 +244,7 @@ class Repairer:
     def _changes(self, ready: Sequence[RowDifference]) -> guard.Changes:
         changes = guard.Changes([], {}, {}, {}, [])
         for difference in ready:
-            document: Document = self._id(difference.document)
+            document: DocumentId = self._id(difference.document)
             match self.plan(difference)[0]:
                 case "insert":
                     changes.inserts[document] = self._values(difference)

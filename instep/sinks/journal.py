@@ -15,13 +15,12 @@ from typing import Any
 
 from instep.document import kinds
 from instep.document.decoding import DeadLetter, Event, Record
-from instep.document.guard import Document, Parked, Verdict
+from instep.document.guard import DocumentId, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
     LOAD_PREFIX,
     DecisionRecord,
-    DocumentExceptions,
     HistoryEntry,
     ParkedHead,
     QuarantinedRecord,
@@ -29,6 +28,7 @@ from instep.sinks.journal_entries import (
     RecordPosition,
     RowOrigins,
     Selection,
+    SpecialDocuments,
 )
 from instep.sinks.stored_values import chunks, decode_headers, encode_headers, kept_text, utc_time
 from instep.sinks.target import Decision
@@ -279,19 +279,20 @@ class Journal:
 
     # --- deleted documents ---------------------------------------------------------------------
 
-    def exceptions_query(self) -> tuple[str, Sequence[Any]]:
+    def special_documents_query(self) -> tuple[str, Sequence[Any]]:
         """Return the query whether any document is parked, and whether any deleted one is kept."""
         return self.connection.sql(ANY_PARKED_OR_DELETED), (self.pipeline, self.pipeline)
 
-    def exceptions(self) -> DocumentExceptions:
+    def special_documents(self) -> SpecialDocuments:
         """Return whether any documents need more than the guard."""
-        return DocumentExceptions.of_rows(self.connection.select_often(*self.exceptions_query()))
+        rows = self.connection.select_often(*self.special_documents_query())
+        return SpecialDocuments.of_rows(rows)
 
     def any_deleted(self) -> bool:
         """Return whether the order value of any deleted document is kept."""
         return bool(self._select(ANY_DELETED))
 
-    def deleted_orders(self, documents: Iterable[Document]) -> dict[Document, int]:
+    def deleted_orders(self, documents: Iterable[DocumentId]) -> dict[DocumentId, int]:
         """Return the order values of those of these documents that were deleted."""
         by_name = {str(document): document for document in documents}
         rows = self.connection.select_many(
@@ -299,7 +300,7 @@ class Journal:
         )
         return {by_name[name]: order for name, order in rows}
 
-    def any_deleted_in_stage(self, staged_key: str | None, documents: Iterable[Document]) -> bool:
+    def any_deleted_in_stage(self, staged_key: str | None, documents: Iterable[DocumentId]) -> bool:
         """Return whether one of the staged documents was deleted before.
 
         `staged_key` is the key in the stage as text, the form in which deleted ids are kept; None
@@ -310,7 +311,7 @@ class Journal:
         statement = self.connection.sql(STAGED_DELETED).replace("{key}", staged_key)
         return bool(self.connection.select(statement, (self.pipeline,)))
 
-    def keep_deleted_orders(self, orders: Mapping[Document, int]) -> None:
+    def keep_deleted_orders(self, orders: Mapping[DocumentId, int]) -> None:
         """Keep the order values of documents that were deleted."""
         if not orders:
             return
@@ -370,7 +371,7 @@ class Journal:
         """Return the number of parked documents."""
         return int(self._select(COUNT_PARKED)[0][0])
 
-    def parked_among(self, documents: Iterable[Document]) -> set[Document]:
+    def parked_among(self, documents: Iterable[DocumentId]) -> set[DocumentId]:
         """Return those of these documents that are parked."""
         if not self._select(ANY_PARKED):
             return set()
@@ -454,7 +455,7 @@ class Journal:
             for row in rows
         ]
 
-    def row_origins(self, documents: Iterable[Document]) -> RowOrigins:
+    def row_origins(self, documents: Iterable[DocumentId]) -> RowOrigins:
         """Return which events wrote the rows of these documents."""
         names = sorted({str(document) for document in documents})
         found = self.connection.select_many(
@@ -465,7 +466,7 @@ class Journal:
         )
         return RowOrigins((row[0], RecordPosition(*row[1:4]), row[4]) for row in rows)
 
-    def read_documents(self, documents: Iterable[Document]) -> dict[Document, bool]:
+    def read_documents(self, documents: Iterable[DocumentId]) -> dict[DocumentId, bool]:
         """Return those of these documents of which the pipeline has read an event.
 
         The value says whether one of the events has no order value. Rows of loads do not count.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from instep.document.decoding import Record
-from instep.document.guard import Document
+from instep.document.guard import DocumentId
 
 LOAD_PREFIX = "load:"  # of a load's name in place of a topic; Kafka allows no colon there
 
@@ -26,14 +26,14 @@ class Action(StrEnum):
     REPAIRED = "repaired"
 
 
-class DocumentExceptions(msgspec.Struct, frozen=True):
+class SpecialDocuments(msgspec.Struct, frozen=True):
     """Whether any document is parked, and whether the order value of any deleted one is kept."""
 
     any_parked: bool
     any_deleted: bool
 
     @classmethod
-    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> DocumentExceptions:
+    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> SpecialDocuments:
         """Return the answer of the database, which may have numbers for truth values."""
         [(any_parked, any_deleted)] = rows
         return cls(bool(any_parked), bool(any_deleted))
@@ -132,10 +132,10 @@ class RowOrigins:
         for document, position, order in applied:
             self._last[document] = self._by_order[document, order] = position
 
-    def last(self, document: Document) -> RecordPosition | None:
+    def last(self, document: DocumentId) -> RecordPosition | None:
         """Return the last event that was applied to a document."""
         return self._last.get(str(document))
 
-    def by_order(self, document: Document, order: int | None) -> RecordPosition | None:
+    def by_order(self, document: DocumentId, order: int | None) -> RecordPosition | None:
         """Return the last event with this order value that was applied to a document."""
         return self._by_order.get((str(document), order))

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import kinds
-from instep.document.guard import Document
+from instep.document.guard import DocumentId
 from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, tls
 from instep.sinks.connection import Connection, Rows, no_driver
@@ -399,7 +399,7 @@ class PostgresTargetTable(TargetTable):
         return f"{self.quoted(column.name)}::text"
 
     def select_documents(
-        self, query: str, parameters: Sequence[Any], documents: Iterable[Document]
+        self, query: str, parameters: Sequence[Any], documents: Iterable[DocumentId]
     ) -> Iterator[tuple[Any, ...]]:
         values = self.key_parameters(documents)
         if not values:

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 import sqlalchemy as sa
 
 from instep.document import guard
-from instep.document.guard import Document, Stored
+from instep.document.guard import DocumentId, Stored
 from instep.sinks.journal import WRITTEN_TABLES, Journal
-from instep.sinks.journal_entries import DocumentExceptions
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.ledger import Ledger
 from instep.sinks.target import Position
 from instep.sinks.target_table import TargetTable
@@ -61,17 +61,17 @@ class Sink:
         """Raise the driver's errors as ours."""
         return self.connection.translated()
 
-    def lock(self, partitions: Sequence[int]) -> tuple[dict[int, Position], DocumentExceptions]:
+    def lock(self, partitions: Sequence[int]) -> tuple[dict[int, Position], SpecialDocuments]:
         """Lock the ledger's rows of these partitions until the transaction ends.
 
-        Return the rows, and which exceptions there are now.
+        Return the rows, and which special documents there are now.
         """
-        positions, exceptions = self.connection.select_together(
-            [self.ledger.locking_query(partitions), self.journal.exceptions_query()]
+        positions, special = self.connection.select_together(
+            [self.ledger.locking_query(partitions), self.journal.special_documents_query()]
         )
-        return self.ledger.positions_of(positions), DocumentExceptions.of_rows(exceptions)
+        return self.ledger.positions_of(positions), SpecialDocuments.of_rows(special)
 
-    def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
+    def stored(self, documents: Iterable[DocumentId]) -> dict[DocumentId, Stored]:
         """Return what is known of these documents: rows of the table, and earlier deletes."""
         wanted = set(documents)
         stored = self.table.stored(wanted)

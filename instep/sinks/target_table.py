@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import guard, kinds
-from instep.document.guard import Document, Stored
+from instep.document.guard import DocumentId, Stored
 from instep.document.identity import Identity
 from instep.document.mapping import TargetColumn
 from instep.sinks.connection import Connection, Rows
@@ -28,7 +28,7 @@ STAGE_FIRST = "instep_first"  # the stage's column for the guard's value of the 
 DELETE_CHUNK = 500
 
 # A document to write: its id, its values, and the guard's value of its first event.
-StagedRow = tuple[Document, guard.Values, Any]
+StagedRow = tuple[DocumentId, guard.Values, Any]
 
 
 class ColumnGroup:
@@ -39,7 +39,7 @@ class ColumnGroup:
         self.columns = columns
         self.is_insert = is_insert
         # each document with a value, or UNSET, for every mapped column of the table
-        self.rows: list[tuple[Document, guard.Values]] = []
+        self.rows: list[tuple[DocumentId, guard.Values]] = []
 
 
 class TargetTable(abc.ABC):
@@ -168,7 +168,7 @@ class TargetTable(abc.ABC):
         return f"({self.key}) > ({self.connection.placeholders(len(last))})", last
 
     def select_documents(
-        self, query: str, parameters: Sequence[Any], documents: Iterable[Document]
+        self, query: str, parameters: Sequence[Any], documents: Iterable[DocumentId]
     ) -> Iterator[tuple[Any, ...]]:
         """Run a query with `{key_list}`, the condition that a row belongs to these documents."""
         statement = query.replace("{key_list}", f"{self.key_tuple} IN {{documents}}")
@@ -227,13 +227,13 @@ class TargetTable(abc.ABC):
 
     # --- reading -------------------------------------------------------------------------------
 
-    def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
+    def stored(self, documents: Iterable[DocumentId]) -> dict[DocumentId, Stored]:
         """Return order value and status of those of these documents that the table has."""
         query = (
             f"SELECT {self.key_expressions()}, {self.guard_expression()}, {self._status or 'NULL'}"
             f" FROM {self.name} WHERE {{key_list}}"
         )
-        found: dict[Document, Stored] = {}
+        found: dict[DocumentId, Stored] = {}
         for row in self.select_documents(query, (), documents):
             document, (order, status) = self.split_key(row)
             status = None if status is None else str(status)
@@ -241,8 +241,8 @@ class TargetTable(abc.ABC):
         return found
 
     def rows_not_before(
-        self, value: Any, documents: Iterable[Document]
-    ) -> Iterator[tuple[Document, int | None]]:
+        self, value: Any, documents: Iterable[DocumentId]
+    ) -> Iterator[tuple[DocumentId, int | None]]:
         """Return document and order value of the rows with this guard value or a later one."""
         query = (
             f"SELECT {self.key_expressions()}, {self.guard_expression()} FROM {self.name}"
@@ -253,13 +253,13 @@ class TargetTable(abc.ABC):
             (document, self.order_value(rest[0])) for document, rest in map(self.split_key, rows)
         )
 
-    def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
+    def look_up(self, documents: Iterable[DocumentId]) -> dict[DocumentId, dict[str, Any]]:
         """Return the mapped columns of those of these documents that the table has."""
         query = f"{self.select_columns()} WHERE {{key_list}}"
         rows = map(self.split_key, self.select_documents(query, (), documents))
         return {document: dict(zip(self.columns, values, strict=True)) for document, values in rows}
 
-    def locked_rows(self, documents: Sequence[Document]) -> dict[Document, tuple[Any, ...]]:
+    def locked_rows(self, documents: Sequence[DocumentId]) -> dict[DocumentId, tuple[Any, ...]]:
         """Return the mapped columns of these documents, locked until the transaction ends."""
         query = f"{self.select_columns()} WHERE {{key_list}}{self.connection.for_update}"
         rows = map(self.split_key, self.select_documents(query, (), documents))
@@ -279,12 +279,12 @@ class TargetTable(abc.ABC):
         ]
         return [key for key in keys if key]
 
-    def unique_values(self, documents: Iterable[Document]) -> dict[Document, guard.Values]:
+    def unique_values(self, documents: Iterable[DocumentId]) -> dict[DocumentId, guard.Values]:
         """Return the stored values of unique columns, and UNSET for the other mapped columns."""
         numbers = sorted({number for key in self.unique_column_numbers() for number in key})
         names = [self.key_expressions(), *(self.quoted(self.columns[number]) for number in numbers)]
         query = f"SELECT {', '.join(names)} FROM {self.name} WHERE {{key_list}}"
-        found: dict[Document, guard.Values] = {}
+        found: dict[DocumentId, guard.Values] = {}
         for row in self.select_documents(query, (), documents):
             document, stored = self.split_key(row)
             values: list[Any] = [UNSET] * len(self.columns)
@@ -295,7 +295,7 @@ class TargetTable(abc.ABC):
             found[document] = tuple(values)
         return found
 
-    def occupants(self, document: Document) -> set[Document]:
+    def occupants(self, document: DocumentId) -> set[DocumentId]:
         """Return the ids of the rows that the key's collation takes for this document's."""
         query = f"SELECT {self.key_expressions()} FROM {self.name} WHERE {{key_list}}"
         return {self.split_key(row)[0] for row in self.select_documents(query, (), [document])}
@@ -360,7 +360,7 @@ class TargetTable(abc.ABC):
         """Return the key before IN."""
         return f"({self.key})" if self.identity.is_composite else self.key
 
-    def key_parameters(self, documents: Iterable[Document]) -> list[Any]:
+    def key_parameters(self, documents: Iterable[DocumentId]) -> list[Any]:
         """Return ids, each once and in order, as parameters; of a composite key as tuples."""
         bind = self.connection.bind
         if self.identity.is_composite:
@@ -370,7 +370,7 @@ class TargetTable(abc.ABC):
             ]
         return [bind(document) for document in sorted(set(documents))]
 
-    def split_key(self, row: Sequence[Any]) -> tuple[Document, Sequence[Any]]:
+    def split_key(self, row: Sequence[Any]) -> tuple[DocumentId, Sequence[Any]]:
         """Split a row that begins with the key's columns: the document, and the other values."""
         count = len(self.keys)
         return self.identity.of_columns(row[:count]), row[count:]

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from instep.document import guard, transitions
 from instep.document.decoding import Event
-from instep.document.guard import Changes, Document, Rules, Stored, Verdict
+from instep.document.guard import Changes, DocumentId, Rules, Stored, Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 from tests.support.guard_model import COLUMNS, Model, Row, bringing, named
@@ -26,7 +26,7 @@ TOO_LONG = Refusal(Reason.TEXT_TOO_LONG, "x")
 @st.composite
 def batches(
     draw: st.DrawFn,
-) -> tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]:
+) -> tuple[Rules, dict[DocumentId, Row], dict[DocumentId, int], list[list[Event]]]:
     rules = Rules(
         ordered=draw(st.booleans()),
         order_is_time=draw(st.booleans()),
@@ -34,7 +34,7 @@ def batches(
         transitions=draw(st.sampled_from([Transitions(), MACHINE])),
     )
     deletes_have_order = rules.order_is_time and draw(st.booleans())
-    rows: dict[Document, Row] = {}
+    rows: dict[DocumentId, Row] = {}
     for document in draw(st.sets(DOCUMENTS)):
         order = draw(st.none() | ORDERS) if rules.ordered else None
         rows[document] = {
@@ -42,7 +42,7 @@ def batches(
             "order": order,
             "status": draw(st.none() | STATUSES),
         }
-    deleted: dict[Document, int] = {}
+    deleted: dict[DocumentId, int] = {}
     if rules.ordered:
         deleted |= {d: draw(ORDERS) for d in draw(st.sets(DOCUMENTS)) if d not in rows}
     offset = 0
@@ -71,10 +71,10 @@ def batches(
 
 
 def written(
-    rows: dict[Document, Row],
-    deleted: dict[Document, int],
+    rows: dict[DocumentId, Row],
+    deleted: dict[DocumentId, int],
     changes: Changes,
-    last: dict[Document, Row],
+    last: dict[DocumentId, Row],
 ) -> None:
     """Apply changes to plain dictionaries as a sink does, and check that each is possible."""
     for document in changes.deletes:
@@ -89,12 +89,12 @@ def written(
 
 def settled(
     rules: Rules,
-    rows: dict[Document, Row],
-    deleted: dict[Document, int],
+    rows: dict[DocumentId, Row],
+    deleted: dict[DocumentId, int],
     batch: list[Event],
-    held: set[Document],
+    held: set[DocumentId],
 ) -> Changes:
-    stored: dict[Document, Stored] = {
+    stored: dict[DocumentId, Stored] = {
         document: Stored(False, order) for document, order in deleted.items()
     }
     stored |= {
@@ -106,12 +106,12 @@ def settled(
 @given(batches())
 @settings(max_examples=700)
 def test_deciding_a_batch_equals_deciding_one_by_one(
-    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+    case: tuple[Rules, dict[DocumentId, Row], dict[DocumentId, int], list[list[Event]]],
 ) -> None:
     rules, rows, deleted, log = case
     model = Model(rules, rows, deleted)
     rows, deleted = dict(rows), dict(deleted)
-    waiting: dict[Document, list[int]] = {}
+    waiting: dict[DocumentId, list[int]] = {}
     for batch in log:
         expected = [model.apply(event) for event in batch]
         changes = settled(rules, rows, deleted, batch, set(waiting))
@@ -135,7 +135,7 @@ def test_deciding_a_batch_equals_deciding_one_by_one(
 @given(batches())
 @settings(max_examples=300)
 def test_where_batches_are_cut_does_not_matter(
-    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+    case: tuple[Rules, dict[DocumentId, Row], dict[DocumentId, int], list[list[Event]]],
 ) -> None:
     rules, rows, deleted, log = case
     events = [event for batch in log for event in batch]
@@ -188,7 +188,7 @@ def test_changes_come_in_id_order() -> None:
 @given(batches())
 @settings(max_examples=300)
 def test_in_rounds_every_event_is_written_and_nothing_else_changes(
-    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+    case: tuple[Rules, dict[DocumentId, Row], dict[DocumentId, int], list[list[Event]]],
 ) -> None:
     rules, rows, deleted, log = case
     events = [event for batch in log for event in batch]
@@ -198,7 +198,7 @@ def test_in_rounds_every_event_is_written_and_nothing_else_changes(
         == events
     )
     assert all(len({event.document for event in wave}) == len(wave) for wave in rounds)
-    model, waiting, verdicts = Model(rules, rows, deleted), set[Document](), dict[int, Verdict]()
+    model, waiting, verdicts = Model(rules, rows, deleted), set[DocumentId](), dict[int, Verdict]()
     for wave in rounds:
         changes = settled(rules, model.rows, model.deleted, wave, waiting)
         verdicts |= {
@@ -224,10 +224,10 @@ def test_rows_reported_by_the_upsert_are_judged_as_if_they_had_been_read(
     The database returns only stored values that are at least as late as a document's first event.
     """
     rules = Rules(ordered=ordered, order_is_time=is_time)
-    orders: dict[Document, int | None] = {}
+    orders: dict[DocumentId, int | None] = {}
     if ordered:
         orders |= data.draw(st.dictionaries(DOCUMENTS, st.none() | ORDERS))
-    rows: dict[Document, Row] = {
+    rows: dict[DocumentId, Row] = {
         document: {"order": order, "status": None} for document, order in orders.items()
     }
     batch = [
@@ -247,7 +247,7 @@ def test_rows_reported_by_the_upsert_are_judged_as_if_they_had_been_read(
         document: reduced.first.get(document, latest)[0]
         for document, latest in reduced.latest.items()
     }
-    late: dict[Document, Stored] = {
+    late: dict[DocumentId, Stored] = {
         document: Stored(True, orders[document])
         for document, order in firsts.items()
         if document in orders

@@ -28,10 +28,9 @@ from pyspark.sql import SparkSession
 from instep import errors, settings, sinks
 from instep.demo.pipeline_process import PipelineProcess
 from instep.document.decoding import Record
-from instep.kafka import configs, offsets, topics
+from instep.kafka import configs, offsets, topic_identity, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as local
-from instep.pipeline import applier
 from instep.pipeline import runner as running
 from instep.pipeline.applier import Applier, TaskPlan
 from instep.pipeline.apply import batch
@@ -353,7 +352,7 @@ def test_records_of_another_topic_are_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Give the task records that it read after the topic was recreated."""
-    monkeypatch.setattr(applier, "TOPIC_DOUBT_S", 0.1)
+    monkeypatch.setattr(topic_identity, "DOUBT_S", 0.1)
     one = session("sqlite", guarantee=guarantee)
     topics.delete(one.cluster, one.topic)
     with pytest.raises(errors.TopicGone):

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET
 
 from instep.document.decoding import Event
-from instep.document.guard import Document, Rules, Values, Verdict
+from instep.document.guard import DocumentId, Rules, Values, Verdict
 
 Row = dict[str, Any]
 
@@ -27,8 +27,8 @@ class Model:
     def __init__(
         self,
         rules: Rules,
-        rows: dict[Document, Row],
-        deleted: dict[Document, int],
+        rows: dict[DocumentId, Row],
+        deleted: dict[DocumentId, int],
         columns: Collection[str] = COLUMNS,
     ) -> None:
         self.rules, self.rows, self.deleted, self.columns = (
@@ -37,9 +37,9 @@ class Model:
             dict(deleted),
             columns,
         )
-        self.waiting: dict[Document, list[int]] = {}
+        self.waiting: dict[DocumentId, list[int]] = {}
 
-    def order_of(self, document: Document) -> int | None:
+    def order_of(self, document: DocumentId) -> int | None:
         if document in self.rows:
             return self.rows[document].get("order")
         return self.deleted.get(document)

@@ -20,18 +20,18 @@ FRESHNESS_US_MAX = 24 * 3600 * 1_000_000
 class Writer(msgspec.Struct, frozen=True):
     """Who writes: the epoch that this run took, and the topic it reads.
 
-    `applied` holds the offset ranges of each partition that were applied before the ledger was
-    moved back.
+    `already_applied` holds the offset ranges of each partition that were applied before the ledger
+    was moved back.
     """
 
     epoch: int
     cluster_id: str
     topic_id: str
-    applied: dict[int, list[tuple[int, int]]] = {}
+    already_applied: dict[int, list[tuple[int, int]]] = {}
 
-    def already_applied(self, partition: int, records: Sequence[Record]) -> set[int]:
+    def already_applied_among(self, partition: int, records: Sequence[Record]) -> set[int]:
         """Return the offsets of those records that were applied before the ledger was moved."""
-        ranges = self.applied.get(partition)
+        ranges = self.already_applied.get(partition)
         if not ranges:
             return set()
         offsets = (record.offset for record in records)

@@ -12,11 +12,11 @@ Nothing that is stored has to be read. Two ways, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from instep.document import guard
 from instep.document.decoding import Event
-from instep.document.guard import Document, Reduced, Stored, Verdict
+from instep.document.guard import DocumentId, Reduced, Stored, Verdict
 from instep.sinks.sink import Sink
 from instep.sinks.target_table import StagedRow
 
@@ -53,14 +53,14 @@ def write(
         late = _late_of_several(sink, reduced, any_deleted)
         if late is None:
             return None
-        verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
+        verdicts, expected_rows = _verdicts(reduced, events, late, rules)
         at_step(6)
         _upsert_and_count(sink, reduced, expected_rows)
         return verdicts
     late = _stage(sink, reduced, any_deleted)
     if late is None:
         return None
-    verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
+    verdicts, expected_rows = _verdicts(reduced, events, late, rules)
     at_step(6)
     written = sink.table.upsert_stage()
     if written is not None:
@@ -68,9 +68,21 @@ def write(
     return verdicts
 
 
+def _verdicts(
+    reduced: Reduced,
+    events: Sequence[Event],
+    late: Mapping[DocumentId, Stored],
+    rules: guard.Rules,
+) -> tuple[list[Verdict], int]:
+    """Return the verdict on each event, and the number of documents to write."""
+    if late:
+        return guard.rejudge(reduced, events, late, rules)
+    return reduced.verdicts, len(reduced.latest)
+
+
 def _late_of_several(
     sink: Sink, reduced: Reduced, any_deleted: bool
-) -> dict[Document, Stored] | None:
+) -> dict[DocumentId, Stored] | None:
     """Return what is stored of documents with several events, if it is as new as their first.
 
     Return None if one of the documents was deleted before.
@@ -104,7 +116,7 @@ def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> None:
         raise LateRows
 
 
-def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[Document, Stored] | None:
+def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[DocumentId, Stored] | None:
     """Load the batch into the stage, and return what is stored of documents if it is as new.
 
     Return None if the stage is of no use: a document was deleted before, or a stored row has no
@@ -115,7 +127,7 @@ def _stage(sink: Sink, reduced: Reduced, any_deleted: bool) -> dict[Document, St
         staged_key = sink.table.staged_key_as_text()
         if sink.journal.any_deleted_in_stage(staged_key, reduced.latest):
             return None
-    late: dict[Document, Stored] = {}
+    late: dict[DocumentId, Stored] = {}
     for row in sink.table.late_rows():
         document, (value,) = sink.table.split_key(row)
         order = sink.table.order_value(value)

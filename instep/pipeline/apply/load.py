@@ -30,13 +30,13 @@ import msgspec
 from instep import errors
 from instep.document import guard
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
-from instep.document.guard import Document, Parked, Reduced, Verdict
+from instep.document.guard import DocumentId, Parked, Reduced, Verdict
 from instep.document.reasons import Reason
 from instep.pipeline.apply import batch, fast, rows, slow, transaction
 from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer
 from instep.pipeline.apply.transaction import BatchTransaction, Check, TakenRecords
 from instep.sinks import loads
-from instep.sinks.journal_entries import DocumentExceptions
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.ledger import Ledger
 from instep.sinks.loads import Loads
 from instep.sinks.sink import Sink
@@ -190,7 +190,7 @@ class LoadTransaction(BatchTransaction):
             outcome = self.keep(taken, reduced.verdicts)
             self._advance(before, outcome)
             self._lock_pipeline()
-            if self._has_exceptions(taken.events):
+            if self._has_special_documents(taken.events):
                 raise fast.LateRows
             self.at(6)
             written = upsert()
@@ -201,17 +201,17 @@ class LoadTransaction(BatchTransaction):
         self.at(9)
         return outcome
 
-    def _has_exceptions(self, events: Sequence[Event]) -> bool:
+    def _has_special_documents(self, events: Sequence[Event]) -> bool:
         """Return whether a document is parked, was deleted, or is left to the pipeline."""
         journal, documents = self.sink.journal, [event.document for event in events]
-        exceptions = journal.exceptions()
+        special = journal.special_documents()
         return bool(
-            (exceptions.any_parked and journal.parked_among(documents))
-            or (exceptions.any_deleted and journal.deleted_orders(documents))
+            (special.any_parked and journal.parked_among(documents))
+            or (special.any_deleted and journal.deleted_orders(documents))
             or left_to_pipeline(self.sink, events)
         )
 
-    def _lock(self) -> tuple[Position, DocumentExceptions]:
+    def _lock(self) -> tuple[Position, SpecialDocuments]:
         """Lock the rows of the pipeline, then that of the load (step 1)."""
         self._lock_pipeline()
         return super()._lock()
@@ -227,14 +227,14 @@ class LoadTransaction(BatchTransaction):
         taken: TakenRecords,
         *,
         isolate_failures: bool = False,
-        exceptions: DocumentExceptions | None = None,
+        special: SpecialDocuments | None = None,
     ) -> BatchOutcome:
         """Do steps 4 to 6 for the rows that the guard may let through."""
         verdicts = {event.offset: Verdict.IGNORED for event in taken.events if event.values is None}
         brought = [event for event in taken.events if event.offset not in verdicts]
         verdicts |= dict.fromkeys(left_to_pipeline(self.sink, brought), Verdict.STALE)
         events = [event for event in brought if event.offset not in verdicts]
-        written, parked = self._write_events(events, isolate_failures, exceptions)
+        written, parked = self._write_events(events, isolate_failures, special)
         for event, verdict in zip(events, written, strict=True):
             verdicts[event.offset] = verdict
         in_order = [verdicts[event.offset] for event in taken.events]
@@ -244,7 +244,7 @@ class LoadTransaction(BatchTransaction):
         self,
         events: Sequence[Event],
         isolate_failures: bool,
-        exceptions: DocumentExceptions | None,
+        special: SpecialDocuments | None,
     ) -> tuple[list[Verdict], list[Parked]]:
         if self.sink.target.rules.ordered:
             return rows.write(
@@ -253,10 +253,10 @@ class LoadTransaction(BatchTransaction):
                 isolate_failures=isolate_failures,
                 at_step=self.at,
                 stage_first=self.part.stage_first,
-                exceptions=exceptions,
+                special=special,
             )
         # Without an order an upsert would overwrite a row that another program has just inserted.
-        parked: Collection[Document] = ()
+        parked: Collection[DocumentId] = ()
         return slow.write(
             self.sink,
             events,

@@ -16,7 +16,7 @@ import msgspec
 
 from instep import errors, settings, sinks
 from instep.document.decoding import Decoder
-from instep.document.guard import Document
+from instep.document.guard import DocumentId
 from instep.sinks import inspection
 from instep.sinks.journal_entries import Action, RecordPosition
 from instep.sinks.sink import Sink
@@ -111,7 +111,7 @@ def now() -> datetime:
 
 
 def row_change(
-    document: Document, before: dict[Document, Any], after: dict[Document, Any]
+    document: DocumentId, before: dict[DocumentId, Any], after: dict[DocumentId, Any]
 ) -> dict[str, Any]:
     """Return the row of a document before and after, for a Change."""
     return {"before": before.get(document), "after": after.get(document)}

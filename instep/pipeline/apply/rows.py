@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from instep.document.decoding import Event
-from instep.document.guard import Document, Parked, Verdict
+from instep.document.guard import DocumentId, Parked, Verdict
 from instep.pipeline.apply import fast, slow
 from instep.pipeline.apply.fast import AtStep
-from instep.sinks.journal_entries import DocumentExceptions
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.sink import Sink
 
 
@@ -22,11 +22,11 @@ def write(
     events: Sequence[Event],
     *,
     isolate_failures: bool,
-    parked: Collection[Document] | None = None,
+    parked: Collection[DocumentId] | None = None,
     already_applied: Collection[int] = (),
     at_step: AtStep = lambda _: None,
     stage_first: bool = False,
-    exceptions: DocumentExceptions | None = None,
+    special: SpecialDocuments | None = None,
 ) -> tuple[list[Verdict], list[Parked]]:
     """Write the events and return the verdict on each, and the events that have to wait.
 
@@ -34,17 +34,17 @@ def write(
     without, the first refused row raises. `parked` are the documents that are parked already;
     by default the sink is asked. `already_applied` are the offsets of events that were let through
     before the ledger was moved back: no transition is checked again, and only the table can park
-    them. `stage_first` is for a transaction that is repeated after `fast.LateRows`. `exceptions`
-    is what the transaction has read of them already.
+    them. `stage_first` is for a transaction that is repeated after `fast.LateRows`. `special` is
+    given if the transaction has read already whether there are special documents.
     """
     if not events:
         return [], []
     any_deleted = True
     if parked is None:
-        exceptions = exceptions or sink.journal.exceptions()
-        any_deleted = exceptions.any_deleted
+        special = special or sink.journal.special_documents()
+        any_deleted = special.any_deleted
         parked = set()
-        if exceptions.any_parked:
+        if special.any_parked:
             parked = sink.journal.parked_among(event.document for event in events)
     if not (isolate_failures or parked or already_applied):
         verdicts = write_fast(

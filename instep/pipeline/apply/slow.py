@@ -13,7 +13,7 @@ import msgspec
 from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event
-from instep.document.guard import Changes, Document, Parked, Stored, Verdict
+from instep.document.guard import Changes, DocumentId, Parked, Stored, Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 from instep.pipeline.apply import isolate
@@ -26,7 +26,7 @@ def write(
     events: Sequence[Event],
     *,
     isolate_failures: bool,
-    parked: Collection[Document],
+    parked: Collection[DocumentId],
     already_applied: Collection[int],
     at_step: AtStep,
 ) -> tuple[list[Verdict], list[Parked]]:
@@ -34,12 +34,12 @@ def write(
 
     Events that were applied before come first: they are older than all others of the batch.
     """
-    reapplied = [event for event in events if event.offset in already_applied]
+    earlier = [event for event in events if event.offset in already_applied]
     others = [event for event in events if event.offset not in already_applied]
     verdicts: dict[int, Verdict] = {}
     waiting: list[Parked] = []
     for some, batch in (
-        (reapplied, _Batch(sink, set(), relaxed(sink.target.rules), at_step)),
+        (earlier, _Batch(sink, set(), relaxed(sink.target.rules), at_step)),
         (others, _Batch(sink, set(parked), sink.target.rules, at_step)),
     ):
         batch.parked_documents.update(one.event.document for one in waiting)
@@ -75,7 +75,7 @@ def refusal_of(error: errors.InstepError, event: Event | None) -> Refusal:
 
 
 def _rounds(
-    sink: Sink, events: Sequence[Event], parked: Collection[Document]
+    sink: Sink, events: Sequence[Event], parked: Collection[DocumentId]
 ) -> Sequence[Sequence[Event]]:
     """Return the events in rounds that are written together.
 
@@ -98,11 +98,11 @@ class _Batch:
     """A batch in progress: what is stored of its documents, and the verdicts so far by offset."""
 
     def __init__(
-        self, sink: Sink, parked: set[Document], rules: guard.Rules, at_step: AtStep
+        self, sink: Sink, parked: set[DocumentId], rules: guard.Rules, at_step: AtStep
     ) -> None:
         self.sink, self.rules, self.at_step = sink, rules, at_step
         self.parked_documents = parked
-        self.stored: dict[Document, Stored] = {}
+        self.stored: dict[DocumentId, Stored] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.waiting: list[Parked] = []
 
@@ -119,7 +119,7 @@ class _Batch:
             self.sink.write(changes)
             self._take(events, changes)
             return
-        by_document: dict[Document, list[Event]] = {}
+        by_document: dict[DocumentId, list[Event]] = {}
         for event in events:
             by_document.setdefault(event.document, []).append(event)
         isolate.write(

@@ -15,7 +15,7 @@ from instep.document.decoding import Decoder
 from instep.pipeline.apply import fast, rows
 from instep.pipeline.apply.batch import BatchOutcome
 from instep.pipeline.apply.transaction import BatchTransaction, TakenRecords
-from instep.sinks.journal_entries import DocumentExceptions
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.sink import Sink
 
 
@@ -47,14 +47,14 @@ def apply(
 def _apply(batches: Sequence[BatchTransaction], sink: Sink) -> list[BatchOutcome]:
     """Do steps 1 to 7."""
     _report(batches, 1)
-    positions, exceptions = sink.lock([one.partition for one in batches])
+    positions, special = sink.lock([one.partition for one in batches])
     if len(positions) < len(batches):  # a new partition has no row yet
         raise NotTogether
     for one in batches:
         one.check_position(positions[one.partition])
     taken = [one.take(positions[one.partition]) for one in batches]
     _report(batches, 4)
-    outcomes = _write_at_once(batches, taken, exceptions)
+    outcomes = _write_at_once(batches, taken, special)
     if outcomes is None:
         outcomes = [one.write(some) for one, some in zip(batches, taken, strict=True)]
     batches[0].check_topic()
@@ -73,7 +73,7 @@ def _apply(batches: Sequence[BatchTransaction], sink: Sink) -> list[BatchOutcome
 def _write_at_once(
     batches: Sequence[BatchTransaction],
     taken: Sequence[TakenRecords],
-    exceptions: DocumentExceptions,
+    special: SpecialDocuments,
 ) -> list[BatchOutcome] | None:
     """Write all documents with one statement; return None if that is not possible.
 
@@ -81,13 +81,13 @@ def _write_at_once(
     by their offsets, which are unique only within a partition.
     """
     sink = batches[0].sink
-    if exceptions.any_parked or any(some.reapplied for some in taken):
+    if special.any_parked or any(some.already_applied for some in taken):
         return None
     events = [event for some in taken for event in some.events]
     verdicts = rows.write_fast(
         sink,
         events,
-        any_deleted=exceptions.any_deleted,
+        any_deleted=special.any_deleted,
         at_step=lambda step: _report(batches, step),
     )
     if verdicts is None:

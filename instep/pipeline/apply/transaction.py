@@ -40,7 +40,7 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
 from instep.pipeline.apply import batch, fast, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
-from instep.sinks.journal_entries import DocumentExceptions, RecordPosition
+from instep.sinks.journal_entries import RecordPosition, SpecialDocuments
 from instep.sinks.ledger import fenced
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -74,11 +74,11 @@ def digest(record: Record) -> str:
 class TakenRecords(msgspec.Struct, frozen=True, gc=False):
     """Records that are applied now, and what was decoded from them.
 
-    `reapplied` has the offsets of those that were applied before the ledger was moved back.
+    `already_applied` has the offsets of those that were applied before the ledger was moved back.
     """
 
     fresh: Sequence[Record]
-    reapplied: set[int]
+    already_applied: set[int]
     events: list[Event]
     dead: list[DeadLetter]
 
@@ -206,15 +206,15 @@ class BatchTransaction:
         guarantee = self.sink.target.guarantee
         if guarantee == "exactly-once" or (guarantee == "at-least-once" and self._has_delete()):
             with self.sink.transaction():
-                before, exceptions = self._lock()  # 1
-                outcome = self._write(before, isolate_failures, exceptions)  # 2-6
+                before, special = self._lock()  # 1
+                outcome = self._write(before, isolate_failures, special)  # 2-6
                 self.check_topic()
                 self._advance(before, outcome)  # 7
                 self.at(8)
         elif guarantee == "at-least-once":
             with self.sink.transaction():
-                before, exceptions = self._lock()
-                outcome = self._write(before, isolate_failures, exceptions)
+                before, special = self._lock()
+                outcome = self._write(before, isolate_failures, special)
                 self.check_topic()
             self.at(7)
             with self.sink.transaction():
@@ -258,10 +258,10 @@ class BatchTransaction:
         """Raise if the records are not of the topic that the writer knows."""
         self._same_topic()
 
-    def _lock(self) -> tuple[Position, DocumentExceptions]:
+    def _lock(self) -> tuple[Position, SpecialDocuments]:
         """Step 1. A partition that was added after the start has no row yet: it begins at 0."""
         self.at(1)
-        positions, exceptions = self.sink.lock([self.partition])
+        positions, special = self.sink.lock([self.partition])
         position = positions.get(self.partition)
         if position is None:
             # A newer run may have raised the epoch of the other rows before this one existed.
@@ -271,7 +271,7 @@ class BatchTransaction:
             position = Position(self.partition, 0, writer.epoch, writer.cluster_id, writer.topic_id)
             self.sink.ledger.create(position)
         self.check_position(position)
-        return position, exceptions
+        return position, special
 
     def check_position(self, position: Position) -> None:
         """Raise if a newer run has fenced this one, or if the ledger was moved."""
@@ -303,29 +303,29 @@ class BatchTransaction:
         self,
         before: Position,
         isolate_failures: bool,
-        exceptions: DocumentExceptions | None = None,
+        special: SpecialDocuments | None = None,
     ) -> BatchOutcome:
         """Do steps 2 to 6."""
         taken = self.take(before)
         self.at(4)
-        return self.write(taken, isolate_failures=isolate_failures, exceptions=exceptions)
+        return self.write(taken, isolate_failures=isolate_failures, special=special)
 
     def write(
         self,
         taken: TakenRecords,
         *,
         isolate_failures: bool = False,
-        exceptions: DocumentExceptions | None = None,
+        special: SpecialDocuments | None = None,
     ) -> BatchOutcome:
         """Do steps 4 to 6."""
         verdicts, parked = rows.write(
             self.sink,
             taken.events,
             isolate_failures=isolate_failures,
-            already_applied=taken.reapplied,
+            already_applied=taken.already_applied,
             at_step=self.at,
             stage_first=self.part.stage_first,
-            exceptions=exceptions,
+            special=special,
         )
         return self.keep(taken, verdicts, parked, isolate_failures=isolate_failures)
 
@@ -335,15 +335,15 @@ class BatchTransaction:
         fresh = self.part.records
         if fresh[0].offset < before.next_offset:
             fresh = [record for record in fresh if record.offset >= before.next_offset]
-        reapplied = self.writer.already_applied(self.partition, fresh)
-        if reapplied:
+        already_applied = self.writer.already_applied_among(self.partition, fresh)
+        if already_applied:
             # What is in quarantine, or was skipped or dropped, stays so.
             kept = self.sink.journal.unapplied_in_range(
-                self.partition, min(reapplied), max(reapplied) + 1
+                self.partition, min(already_applied), max(already_applied) + 1
             )
             fresh = [record for record in fresh if record.offset not in kept]
         self.at(3)
-        return TakenRecords(fresh, reapplied, *self._events_of(fresh, reapplied))
+        return TakenRecords(fresh, already_applied, *self._events_of(fresh, already_applied))
 
     def keep(
         self,
@@ -356,7 +356,7 @@ class BatchTransaction:
         """Do the rest of step 6: add to the journal what became of the records."""
         sink, now = self.sink, datetime.now(UTC)
         if sink.target.history and taken.events:
-            skip_known = isolate_failures or bool(taken.reapplied)
+            skip_known = isolate_failures or bool(taken.already_applied)
             sink.journal.add_history(
                 self.partition, taken.events, verdicts, now, skip_existing=skip_known
             )
@@ -364,7 +364,7 @@ class BatchTransaction:
         return self._outcome(len(taken.fresh), taken.events, verdicts, len(taken.dead), now)
 
     def _events_of(
-        self, fresh: Sequence[Record], reapplied: set[int]
+        self, fresh: Sequence[Record], already_applied: set[int]
     ) -> tuple[list[Event], list[DeadLetter]]:
         """Return what was decoded from these records, without what must not be applied again."""
         events, dead = self._events, self._dead
@@ -372,13 +372,15 @@ class BatchTransaction:
             offsets = {record.offset for record in fresh}
             events = [event for event in events if event.offset in offsets]
             dead = [letter for letter in dead if letter.record.offset in offsets]
-        if reapplied:
-            overtaken = self._overtaken([event for event in events if event.offset in reapplied])
+        if already_applied:
+            overtaken = self._overtaken(
+                [event for event in events if event.offset in already_applied]
+            )
             events = [event for event in events if event.offset not in overtaken]
         return events, dead
 
     def _overtaken(self, events: Sequence[Event]) -> set[int]:
-        """Return the offsets of reapplied events that would undo something newer.
+        """Return the offsets of already applied events that would undo something newer.
 
         An event with an order value is left to the guard. A delete has none, nor has any event of
         a pipeline without an order: the history says whether it was the document's last. If the
