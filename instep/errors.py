@@ -16,7 +16,7 @@
     │   │   └── DatabaseMissing   the server has no database with that name
     │   ├── DatabaseFull          no space left
     │   └── SourceUnreachable     the source's query service does not answer
-    ├── NotAuthorised             wrong password or certificate, or no right      exit 2
+    ├── NotAuthorised             wrong password or certificate, no permission    exit 2
     ├── BridgeBusy                another process uses the bridge's state file    exit 2
     ├── StateUnusable             a bridge's state file cannot be used            exit 2
     ├── Undelivered               the broker did not accept a record              exit 1
@@ -24,7 +24,7 @@
     ├── Transient                 deadlock, lock timeout: a retry may succeed
     │   ├── Outrun                another writer changed the same documents
     │   └── TooMuchAtOnce         a timeout or a limit: use smaller transactions
-    ├── StartAgain                nothing is wrong, but the query must restart
+    ├── StartAgain                nothing is wrong, but the flow must restart
     │   ├── LedgerMoved           the ledger is not where this run left it
     │   └── TableConstrained      the table got a constraint or a trigger
     ├── RowRefused                the target table refuses a row
@@ -179,7 +179,7 @@ class SourceUnreachable(Unreachable):
     """The source's query service does not answer. A running bridge waits for it."""
 
     usual_remedy = (
-        "see whether the service runs, and correct `url` in the bridge's settings;"
+        "check that the service is running and that `url` is correct;"
         " `instep poll` then continues where it stopped"
     )
 
@@ -202,11 +202,11 @@ class StateUnusable(InstepError):
 
 
 class NotAuthorised(InstepError):
-    """The server answered and refused: a wrong password or a missing right."""
+    """The server answered and refused: a wrong password or a missing permission."""
 
     exit_status = 2
     usual_remedy = (
-        "check the user and the password in the settings, and the user's rights on the server"
+        "check the user and the password in the settings, and the user's permissions on the server"
     )
 
 
@@ -222,7 +222,7 @@ class Undelivered(InstepError):
 class NotReached(InstepError):
     """The pipeline has not reached a record in the time that the caller was ready to wait."""
 
-    usual_remedy = "see whether the pipeline runs, and its lag: instep status"
+    usual_remedy = "check that the pipeline is running, and its lag: instep status"
 
 
 class Transient(InstepError):
@@ -249,16 +249,16 @@ class StartAgain(InstepError):
 
 
 class TableConstrained(StartAgain):
-    """A constraint or trigger was added while the query was running.
+    """A constraint or trigger was added while the flow was running.
 
-    The query restarts so that every event is checked against it.
+    The flow restarts so that every event is checked against it.
     """
 
 
 class LedgerMoved(StartAgain):
     """The ledger is not where this run left it: it was rewound, or a backup was restored.
 
-    The query restarts from the ledger.
+    The flow restarts from the ledger.
     """
 
 
@@ -381,7 +381,7 @@ class PermissionLost(NamedStop):
 class AccessLost(NamedStop):
     """A server no longer accepts the pipeline.
 
-    Its password, its certificate or a right on the topic has changed.
+    Its password, its certificate or a permission on the topic has changed.
     """
 
     code = "ACCESS_LOST"
@@ -429,8 +429,8 @@ class OutputTopicChanged(NamedStop):
 
 
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any
-# code, also with one that usually means a missing table or right, so the last two only count after
-# the table was checked.
+# code, even with one that usually means a missing table or permission, so the last two only count
+# after the table was checked.
 MAY_BE_A_ROW = (RowRefused, TargetChanged, PermissionLost)
 
 

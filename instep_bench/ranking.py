@@ -41,7 +41,7 @@ Key = tuple[str, str, Start]
 def rate_of(run: contest.ContestRun, events: int) -> float:
     """Return events per second up to the last commit.
 
-    A warm run counts from the order to go, a cold run from the start of the process.
+    A warm run counts from the start signal, a cold run from the start of the process.
     """
     return events / run.last_commit_s
 
@@ -173,7 +173,7 @@ def notes(ranked: Sequence[RankedRun], expected: load.ExpectedState) -> list[str
         f" {expected.repeated:,} repeated and {expected.bad:,} bad.",
         "Cold: a fresh process; throughput counts from the start of the process to the last commit."
         f" Warm: a process that has already done the same work {WARM_UPS} times; throughput counts"
-        " from the order to go to the last commit.",
+        " from the start signal to the last commit.",
         "A baseline keeps no history of the events. Memory is the peak of all processes of a"
         " contestant together, as proportional size (PSS).",
     ]

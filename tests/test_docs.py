@@ -24,7 +24,13 @@ from scripts import docs_site, python_api, record_demo
 ROOT = Path(__file__).parent.parent
 ROOT_PAGES = sorted(ROOT.glob("*.md"))
 PAGES = [*ROOT_PAGES, *sorted(ROOT.glob("docs/**/*.md"))]
-STOP_SECTIONS = ("What happened", "What is safe", "How to look", "What to run", "How to avoid it")
+STOP_SECTIONS = (
+    "What happened",
+    "What is safe",
+    "How to investigate",
+    "What to run",
+    "How to avoid it",
+)
 SECRETS = {"KAFKA_PASSWORD": "secret", "DB_PASSWORD": "secret", "PRINT_TOKEN": "secret"}
 
 

@@ -1,1 +1,1 @@
-"""The polling bridge: asks a source's query service, and publishes what changed."""
+"""The polling bridge: polls a source's query service, and publishes what changed."""

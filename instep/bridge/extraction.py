@@ -68,7 +68,7 @@ def content(tree: Any, bridge: settings.Bridge) -> Content:
     if isinstance(status, int) and not isinstance(status, bool):
         status = str(status)
     if not isinstance(status, str):
-        problem = "has nothing" if status is MISSING else "has no text"
+        problem = "has nothing" if status is MISSING else "has neither text nor an integer"
         raise AskFailed(
             FailureCode.STATUS_MISSING,
             f"the answer {problem} at {bridge.status!r}, the path `status`",

@@ -1,4 +1,4 @@
-"""Why a document could not be asked, or its answer not be used, by code."""
+"""Why a document could not be polled, or its response not be used, by code."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class FailureCode(enum.StrEnum):
 
 
 REMEDIES: Mapping[FailureCode, str] = {
-    FailureCode.UNREACHABLE: "see whether the service runs, and whether `url` is right",
+    FailureCode.UNREACHABLE: "check that the service is running and that `url` is correct",
     FailureCode.TIMEOUT: "raise timeout_s, or lower rate_per_s and concurrency",
     FailureCode.BUSY: "lower rate_per_s if this happens often",
-    FailureCode.SERVER_ERROR: "ask the source's team; the bridge keeps asking",
-    FailureCode.LOGIN_REFUSED: "correct the login in `headers`, or have the right granted",
-    FailureCode.FORBIDDEN: "have the source's team grant the right to read this document",
+    FailureCode.SERVER_ERROR: "ask the source's team; the bridge keeps polling",
+    FailureCode.LOGIN_REFUSED: "correct the login in `headers`, or have permission granted",
+    FailureCode.FORBIDDEN: "have the source's team grant permission to read this document",
     FailureCode.UNEXPECTED: "open the document's URL by hand, and correct `url`",
-    FailureCode.REDIRECT_REFUSED: "if the new address is right, write it into `url`",
+    FailureCode.REDIRECT_REFUSED: "if the new address is correct, write it into `url`",
     FailureCode.ID_REFUSED: "remove it from the list of ids",
-    FailureCode.BODY_TOO_LARGE: "raise body_bytes_max if the answer is right",
+    FailureCode.BODY_TOO_LARGE: "raise body_bytes_max if the response is correct",
     FailureCode.ANSWER_NOT_JSON: "see what the service answers for this document",
     FailureCode.STATUS_MISSING: "correct the path `status`, or ask the source's team",
     FailureCode.VERSION_WRONG: "correct the path `version`, or remove it",
     FailureCode.TIME_WRONG: "correct the path `at`, or remove it",
-    FailureCode.UNDELIVERED: "see whether the broker accepts records: instep doctor",
+    FailureCode.UNDELIVERED: "check that the broker accepts records: instep doctor",
 }
 
 # What happened, in sentences; `instep explain` adds what the bridge does and the remedy.
@@ -67,13 +67,13 @@ EXPLANATIONS: Mapping[FailureCode, str] = {
     " not. The bridge stopped reading it.",
     FailureCode.ANSWER_NOT_JSON: "The answer is not JSON, is incomplete, or has a compression that"
     " the bridge does not know. Often it is a page for people: a login or an error.",
-    FailureCode.STATUS_MISSING: "The answer has no text at the path `status`.",
+    FailureCode.STATUS_MISSING: "The answer has neither text nor an integer at the path `status`.",
     FailureCode.VERSION_WRONG: "The answer has no integer at the path `version`, or one that is out"
     " of range.",
     FailureCode.TIME_WRONG: "The answer has no time at the path `at`: epoch milliseconds or"
     " ISO 8601.",
     FailureCode.UNDELIVERED: "The source's answer was good, but the broker did not accept the"
-    " record. The change is published when the document is asked again.",
+    " record. The change is published when the document is polled again.",
 }
 
 # The source itself seems to be in trouble, and not one document: another attempt may succeed.
@@ -89,7 +89,7 @@ RETRIED = frozenset(
 
 
 class AskFailed(Exception):
-    """A document could not be asked, or its answer cannot be used."""
+    """A document could not be polled, or its response cannot be used."""
 
     def __init__(
         self, code: FailureCode, detail: str, *, retry_after_s: float | None = None

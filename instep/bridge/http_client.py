@@ -176,8 +176,9 @@ def linked(url: str, location: str) -> str:
         scheme, host, port = _server(there)
         raise AskFailed(
             FailureCode.REDIRECT_REFUSED,
-            f"{here.scheme}://{here.netloc.decode()} sends to {scheme}://{host.decode()}:{port},"
-            " which is another server: nothing was sent there",
+            f"{here.scheme}://{here.netloc.decode()} redirects to"
+            f" {scheme}://{host.decode()}:{port}, which is a different server: no request was sent"
+            " there",
         )
     return str(there.copy_with(fragment=None))
 

@@ -25,7 +25,7 @@ class BridgeMetrics(Collector):
             counts.requests,
         )
         answers = CounterMetricFamily(
-            "instep_bridge_answers", "Documents asked, by result.", labels=["bridge", "result"]
+            "instep_bridge_answers", "Documents polled, by result.", labels=["bridge", "result"]
         )
         for result in ("changed", "unchanged", "missing", "stale", "failed"):
             answers.add_metric([self._name, result], getattr(counts, result))
@@ -40,7 +40,7 @@ class BridgeMetrics(Collector):
             "instep_bridge_published", "Changes that the broker acknowledged.", counts.published
         )
         for name, text, value in (
-            ("instep_bridge_documents", "Documents that the bridge asks for.", counts.documents),
+            ("instep_bridge_documents", "Documents that the bridge polls.", counts.documents),
             ("instep_bridge_final_documents", "Of them, those that are final.", counts.final),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["bridge"])

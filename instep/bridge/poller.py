@@ -1,4 +1,4 @@
-"""The loop of a bridge: ask documents that are due, compare, publish what changed.
+"""The loop of a bridge: poll documents that are due, compare, publish what changed.
 
     list ids ──▶ state file ──▶ due documents ──▶ request ──▶ compare ──▶ publish ──▶ state file
                  (schedule)        within the rate            (digest)   (acknowledged)
@@ -41,7 +41,7 @@ from instep.metrics_server import MetricsServer
 from instep.sinks.bridge_state import DROPPED, LEAVING, BridgeState, PolledDocument
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ATTEMPTS_MAX = 4  # of asking a document, until it counts as failed
+ATTEMPTS_MAX = 4  # to poll a document, until it counts as failed
 READ_AHEAD = 200
 IDLE_MAX_S = 30.0
 TICK_S = 0.2
@@ -63,7 +63,7 @@ def fingerprint(bridge: settings.Bridge) -> str:
 
 
 class BridgePoller:
-    """Runs one bridge, until it is stopped or, with `once`, until every document was asked."""
+    """Runs one bridge, until it is stopped or, with `once`, until every document was polled."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class BridgePoller:
         is_retried = isinstance(error, errors.Unreachable | errors.Transient)
         if isinstance(error, AskFailed):
             is_retried = error.is_retried
-        # A wrong setting stays wrong. A bridge that knows documents keeps asking them meanwhile.
+        # A wrong setting stays wrong. A bridge that knows documents keeps polling them meanwhile.
         is_needed = self._once or not self.counts.documents
         if (is_needed and not is_retried) or (self._once and failures >= ATTEMPTS_MAX):
             raise _as_error(error) from error
@@ -356,7 +356,7 @@ class BridgePoller:
 
     def _done(self, row: PolledDocument) -> None:
         self._open.discard(row.id)
-        self.counts.asked += 1
+        self.counts.polled += 1
         self._wake.set()
 
     async def _ask(self, row: PolledDocument) -> Answer:
@@ -407,15 +407,15 @@ class BridgePoller:
             return False
         if content.version < row.version:
             self.reporter.warn(
-                f"document {row.id!r}: the answer has version {content.version},"
-                f" but {row.version} was published: not published"
+                f"document {row.id!r}: not published, because its version {content.version} is"
+                f" lower than the published version {row.version}"
             )
             return True
         if content.version == row.version and row.pending_digest is None:
             self.reporter.warn(
                 f"document {row.id!r} changed, but its version is still {row.version}: a pipeline"
-                " that compares versions takes it for a repetition; correct `version` in the"
-                " bridge's settings, or remove it"
+                " that compares versions treats it as a repeat; correct `version` in the bridge's"
+                " settings, or remove it"
             )
         return False
 
@@ -510,7 +510,7 @@ class BridgePoller:
         )
 
     async def _failed(self, row: PolledDocument, failure: AskFailed) -> None:
-        """Retry a document soon, or report it and ask it later."""
+        """Retry a document soon, or report it and poll it later."""
         attempt = self._attempts.get(row.id, 0) + 1
         if self._once and self._pacer.pauses >= GIVE_UP_PAUSES:
             raise _as_error(failure) from failure

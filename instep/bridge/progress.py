@@ -26,7 +26,7 @@ RATE_WINDOW_S = 10.0
 
 
 class FailedDocument(msgspec.Struct, frozen=True):
-    """A document that could not be asked, with the code and the text of its failure."""
+    """A document that could not be polled, with the code and the text of its failure."""
 
     document: str
     code: FailureCode
@@ -39,7 +39,7 @@ class PollCounts(msgspec.Struct):
     documents: int = 0  # that it knows
     final: int = 0  # of them, with a final status
     requests: int = 0  # to the source, with repetitions and pages of lists
-    asked: int = 0  # documents that were asked, and answered or given up
+    polled: int = 0  # documents that were polled, and answered or given up
     changed: int = 0
     unchanged: int = 0
     missing: int = 0
@@ -170,7 +170,7 @@ class PollReporter:
 def summary(counts: PollCounts) -> str:
     """Return the counts of documents as text."""
     parts = [
-        f"{counts.asked:,} asked",
+        f"{counts.polled:,} polled",
         f"{counts.changed:,} changed",
         f"{counts.unchanged:,} unchanged",
         f"{counts.failed:,} failed",

@@ -1,6 +1,6 @@
-"""When a document is asked again. Pure: the caller has the clock and the random numbers.
+"""When a document is polled again. Pure: the caller has the clock and the random numbers.
 
-A document that changed is asked again after half its interval, one that did not after one and a
+A document that changed is polled again after half its interval, one that did not after one and a
 half times, within the bounds of the settings. A failure waits longer each time.
 """
 
@@ -21,7 +21,7 @@ EXPONENT_MAX = 30
 
 
 class Intervals(msgspec.Struct, frozen=True):
-    """The limits of a schedule, in seconds. Without `final_s`, final documents are never asked."""
+    """The limits of a schedule, in seconds. Without `final_s`, final documents are never polled."""
 
     least_s: float
     most_s: float
@@ -51,13 +51,13 @@ def delay(interval_s: float, limits: Intervals, chance: float) -> float:
 
 
 def failure_delay(failures: int, limits: Intervals, chance: float) -> float:
-    """Return the seconds until a document is asked again after this many failures in a row."""
+    """Return the seconds until a document is polled again after this many failures in a row."""
     doubled = limits.least_s * 2.0 ** min(failures - 1, EXPONENT_MAX)
     return delay(_within(doubled, limits), limits, chance)
 
 
 def retry_delay(attempt: int, chance: float) -> float:
-    """Return the seconds between two attempts to ask a document: exponential, with jitter."""
+    """Return the seconds between two attempts to poll a document: exponential, with jitter."""
     longest = min(RETRY_S * 2.0 ** min(attempt - 1, EXPONENT_MAX), RETRY_MAX_S)
     return longest * (0.5 + 0.5 * chance)
 

@@ -1,4 +1,4 @@
-"""`instep doctor`: check the installation, the servers and the rights that instep needs."""
+"""`instep doctor`: check the installation, the servers and the permissions that instep needs."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _reasons() -> Iterable[Page]:
             f"# {code}",
             _sentence(text),
             f"{result} Other documents are not affected.",
-            f"## How to look\n\n    {inspect}",
+            f"## How to investigate\n\n    {inspect}",
             "## What to run\n\n"
             "If the settings or the table were wrong, correct them and apply the event:",
             f"    {apply}",

@@ -57,7 +57,7 @@ def missing_rights_hint(declared: settings.Settings, found: Sequence[Any]) -> st
     user = declared.kafka.security.username
     if not user or found:
         return ""
-    return f" visible to user {user!r} (needs the DESCRIBE right)"
+    return f" visible to user {user!r} (needs DESCRIBE permission)"
 
 
 # --- JSON ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`instep poll`: ask a source's query service, and publish what changed."""
+"""`instep poll`: poll a source's query service, and publish what changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def poll(
         bool,
         typer.Option(
             "--once",
-            help="Ask every document once, then exit: with status 1 if any of them failed.",
+            help="Poll every document once, then exit, with status 1 if any failed.",
         ),
     ] = False,
     metrics: MetricsPort = None,
@@ -36,7 +36,7 @@ def poll(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Ask a query service for the status of documents, and publish what changed."""
+    """Poll a query service and publish what changed."""
     declared = settings.load(GLOBAL.config)
     name = _only_bridge(declared) if bridge is None else bridge
     settings.bridge(declared, name)

@@ -243,7 +243,8 @@ def grow(
     without_guard: Annotated[
         bool,
         typer.Option(
-            "--without-guard", help="Also if a pipeline that reads it has no `event.order`."
+            "--without-guard",
+            help="Add partitions even if a pipeline that reads the topic has no `event.order`.",
         ),
     ] = False,
     execute: Execute = False,
@@ -326,7 +327,7 @@ def replicate(
 def delete(
     name: TopicName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if a declared pipeline reads it.")
+        bool, typer.Option("--force", help="Delete it even if a declared pipeline reads it.")
     ] = False,
     yes: Yes = False,
     execute: Execute = False,
@@ -432,7 +433,7 @@ def _print_detail(topic: TopicDetail) -> None:
     if topic.settings is None:
         output.say(
             f"the settings of {topic.topic} are unknown:"
-            " reading them needs the DESCRIBE_CONFIGS right and a healthy cluster"
+            " reading them needs DESCRIBE_CONFIGS permission and a healthy cluster"
         )
     elif topic.settings:
         rows = [

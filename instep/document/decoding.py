@@ -378,7 +378,7 @@ class Decoder:
         if type(raw) is int:
             raw = str(raw)
         if type(raw) is not str:
-            raise Unfit(Reason.WRONG_TYPE, f"{name}: a status is a text or an integer")
+            raise Unfit(Reason.WRONG_TYPE, f"{name}: a status is a string or an integer")
         if "\0" in raw:
             raise Unfit(Reason.NUL_IN_TEXT, f"{name}: the text contains the character NUL")
         if len(raw) > STATUS_CHARACTERS_MAX:

@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 EXPLANATIONS = {
     Reason.KEY_MISSING: (
-        "the record has no key, so its partition and its order are not those of a document"
+        "the record has no key, so neither its partition nor its order is tied to a document"
     ),
     Reason.KEY_NOT_UTF8: "the record's key is not UTF-8 text",
     Reason.RECORD_TOO_LARGE: (
@@ -61,27 +61,30 @@ EXPLANATIONS = {
     ),
     Reason.NOT_UTF8: "the value is not UTF-8 text",
     Reason.NOT_JSON: (
-        "the value is not one JSON text: it is empty, truncated, followed by more, or not JSON"
+        "the value is not exactly one JSON value: it is empty, truncated, followed by other data,"
+        " or not JSON"
     ),
     Reason.NOT_AN_OBJECT: "the value is JSON, but not an object",
-    Reason.NESTED_TOO_DEEP: "the value is nested too deep",
+    Reason.NESTED_TOO_DEEP: "the value is nested too deeply",
     Reason.FIELD_MISSING: "the document, the status or the order value is not in the record",
     Reason.FIELD_REPEATED: "a mapped field occurs more than once in its object",
-    Reason.WRONG_TYPE: "a field has another type than its column",
+    Reason.WRONG_TYPE: "a field's type does not match its column",
     Reason.NULL_NOT_ALLOWED: "a field is null, but its column does not allow null",
-    Reason.NUL_IN_TEXT: "a text contains the character NUL, which databases cannot store",
+    Reason.NUL_IN_TEXT: "a string contains a NUL character, which databases cannot store",
     Reason.TEXT_TOO_LONG: (
-        "a text is longer than its column, or a status is longer than 255 characters"
+        "a string is longer than its column, or a status is longer than 255 characters"
     ),
-    Reason.NOT_IN_CHARACTER_SET: "a text has a character that the column's character set lacks",
+    Reason.NOT_IN_CHARACTER_SET: (
+        "a string has a character that the column's character set does not contain"
+    ),
     Reason.NUMBER_OUT_OF_RANGE: "a number does not fit its column",
-    Reason.NOT_A_TIME: "a text that should be a time is not ISO 8601",
+    Reason.NOT_A_TIME: "a string that should be a time is not ISO 8601",
     Reason.TIME_OUT_OF_RANGE: "a time is outside the range of its column",
     Reason.TIME_TOO_FINE: (
         "an order value that is a time is finer than a microsecond,"
         " or than the unit of the guard's integer column"
     ),
-    Reason.NOT_A_CHOICE: "a text is not one of the values of the column's enumeration",
+    Reason.NOT_A_CHOICE: "a string is not one of the column's enumeration values",
     Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
     Reason.TRANSITION_NOT_ALLOWED: (
         "the settings do not allow this status after the document's current one"
@@ -93,7 +96,7 @@ EXPLANATIONS = {
         'the record deletes the document, and the settings say `deletes = "park"`'
     ),
     Reason.ID_TAKEN_FOR_ANOTHER: (
-        "the table has a row with another id that the key column's collation takes for the same"
+        "the table has a row with another id that the key column's collation treats as equal"
         " (a and A, for example)"
     ),
     Reason.PARENT_MISSING: (

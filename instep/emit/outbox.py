@@ -182,7 +182,7 @@ def _backticks(name: str) -> str:
 def _refuse_autocommit(connection: Any, root: str) -> None:
     """Refuse a connection without a transaction, as far as its driver tells.
 
-    The event would be committed by itself, also if the change that it reports is rolled back.
+    The event would be committed by itself, even if the change that it reports is rolled back.
     """
     match root:
         case "sqlite3" | "aiosqlite":

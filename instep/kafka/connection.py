@@ -295,7 +295,9 @@ class Cluster:
         ours = faults.translate(error, operation, self.error_log, since)
         # negative codes are the client's own: no broker reported them
         is_silent = isinstance(ours, errors.BrokerUnreachable) and error.code() < 0
-        is_refused = isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS
+        is_refused = (
+            isinstance(ours, errors.NotAuthorised) and error.code() not in faults.PERMISSIONS
+        )
         if is_silent or is_refused:
             return self._listener_fault() or ours
         return ours

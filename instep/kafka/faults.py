@@ -87,13 +87,13 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
     KafkaError.UNSUPPORTED_VERSION: errors.SettingsError,
 }
 
-RIGHTS: Mapping[int, str] = {
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right {right} on the cluster",
-    KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "the right to use this delegation token",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right {right} on group {group!r}",
+PERMISSIONS: Mapping[int, str] = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "{permission} on the cluster",
+    KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "permission to use this delegation token",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "{permission} on group {group!r}",
     KafkaError.SECURITY_DISABLED: "a cluster that has an authorizer",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right {right} on topic {topic!r}",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the right to use this transactional id",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "{permission} on topic {topic!r}",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "permission to use this transactional id",
 }
 
 
@@ -150,7 +150,7 @@ class ErrorLog:
             self._all_down_at = time.monotonic()
         else:
             self._last, self._last_at = error, time.monotonic()
-        if MEANING.get(error.code()) is errors.NotAuthorised and error.code() not in RIGHTS:
+        if MEANING.get(error.code()) is errors.NotAuthorised and error.code() not in PERMISSIONS:
             self._refusal, self._refused_at = error, time.monotonic()
 
     def last(self, since: float) -> KafkaError | None:
@@ -191,7 +191,7 @@ def translate(
         last = error_log.last(since) if error_log else None
         return unreachable(operation, last or error)
     if kind is errors.NotAuthorised:
-        if error.code() in RIGHTS:
+        if error.code() in PERMISSIONS:
             return not_allowed(error, operation)
         return not_accepted(error, operation)
     if kind is errors.TopicMissing and operation.topic is not None:
@@ -205,7 +205,7 @@ def translate(
 def ends_reading(error: KafkaError) -> bool:
     """Return whether an error of a reader is permanent.
 
-    It reads by assignment, so rights on its group do not matter.
+    It reads by assignment, so permissions on its group do not matter.
     """
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return False
@@ -247,9 +247,12 @@ def not_accepted(error: KafkaError, operation: Operation) -> errors.NotAuthorise
 
 
 def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
-    """Return the error for a missing right, with the command that grants it."""
-    lacking = RIGHTS[error.code()].format(
-        topic=operation.topic, group=operation.group, right=operation.right or "to do this"
+    """Return the error for a missing permission, with the command that grants it."""
+    permission = "permission to do this"
+    if operation.right:
+        permission = f"the {operation.right} permission"
+    lacking = PERMISSIONS[error.code()].format(
+        topic=operation.topic, group=operation.group, permission=permission
     )
     resource = {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: f"--topic {shlex.quote(operation.topic or 'NAME')}",
@@ -265,7 +268,7 @@ def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised
 
 
 def _operation(right: str | None) -> str:
-    """Return a right as kafka-acls spells it: DescribeConfigs."""
+    """Return a permission as kafka-acls spells it: DescribeConfigs."""
     if not right:
         return "OPERATION"
     return "".join(word.capitalize() for word in right.split("_"))

@@ -22,7 +22,7 @@ RECORD_BYTES_MAX = 1 << 30  # a record that was delivered is not too large to be
 class OutcomeReader:
     """Reads what became of one pipeline's records. Several threads may use it.
 
-    It needs the right to read the target's tables, nothing else.
+    It needs read permission on the target's tables, nothing else.
     """
 
     def __init__(self, declared: settings.Settings | str | Path, pipeline: str) -> None:
@@ -89,5 +89,5 @@ class OutcomeReader:
         return errors.NotReached(
             f"pipeline {self.name!r} has not reached {self.topic}:{position}"
             f" after {timeout_s:g} s{why}",
-            f"see whether it runs, and its lag: instep status {self.name}",
+            f"check that it is running, and its lag: instep status {self.name}",
         )

@@ -2,7 +2,7 @@
 
 This is how a pipeline continues after a named stop that concerns the log. It works whether the
 pipeline runs or not: the next task finds that its records do not begin at the ledger's position,
-and the query restarts from there (`transaction.py`, step 1). The epoch stays the same, so the
+and the flow restarts from there (`transaction.py`, step 1). The epoch stays the same, so the
 current run continues and older ones remain fenced.
 """
 

@@ -49,6 +49,6 @@ def unexplained(failure: BaseException) -> errors.InstepError:
     # The query's plan or the JVM's stack follows.
     readable = re.split(r"=== Streaming Query ===|\n\s*at \S+\(", message)[0]
     return errors.InstepError(
-        f"the query failed: {type(failure).__name__}: {' '.join(readable.split())[:400]}",
+        f"the flow failed: {type(failure).__name__}: {' '.join(readable.split())[:400]}",
         "run with --debug to see Spark's log",
     )

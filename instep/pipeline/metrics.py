@@ -77,7 +77,7 @@ class Pipelines(Collector):
             lambda runner: runner.progress.totals["dead"],
         )
         yield self._counter(
-            "instep_restarts", "Restarts of the query.", lambda runner: runner.restarts
+            "instep_restarts", "Restarts of the flow.", lambda runner: runner.restarts
         )
 
     def _counter(self, name: str, text: str, value: Callable[[Runner], int]) -> CounterMetricFamily:

@@ -1,6 +1,6 @@
 """Threads beside a runner: one measures the lag, one writes the run's heartbeat.
 
-Neither touches the data or the query. After an error they try again at the next interval; an error
+Neither touches the data or the flow. After an error they try again at the next interval; an error
 here never ends a pipeline.
 """
 
@@ -62,7 +62,7 @@ class HeldBack:
 
 
 class LagWatch:
-    """Keeps lag and held-back offsets up to date, also while the query is idle."""
+    """Keeps lag and held-back offsets up to date, even while the flow is idle."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LagWatch:
         self._thread = threading.Thread(target=self._run, name=f"{name} lag", daemon=True)
         self._cluster, self._topic, self._progress = cluster, topic, progress
         self._is_enabled = is_enabled
-        self.partitions: tuple[int, ...] = ()  # set when the query starts
+        self.partitions: tuple[int, ...] = ()  # set when the flow starts
         self._held_back = HeldBack()
         self._named_at = -NAME_INTERVAL_S
         self._records, self._measured_at = -1, 0.0

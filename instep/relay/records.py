@@ -58,7 +58,7 @@ class RecordBuilder:
         except msgspec.MsgspecError as failure:
             raise errors.SettingsError(
                 f"row {row.id} of relay {self._relay!r}: its headers are not a JSON object of"
-                f" texts: {failure}",
+                f" strings: {failure}",
                 "correct the row, or delete it, then start the relay again",
             ) from failure
         return [(name, text.encode()) for name, text in given.items() if name != OUTBOX_ID]

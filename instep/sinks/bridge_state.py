@@ -1,4 +1,4 @@
-"""The state file of a polling bridge: what was published, and when each document is asked again.
+"""The state file of a polling bridge: what was published, and when each document is polled again.
 
 A SQLite file that one process uses at a time. A document's row is updated twice for a change:
 before it is published (`pending`), and after the broker has acknowledged it. A crash in between
@@ -30,7 +30,7 @@ CREATE TABLE documents (
     is_final INTEGER NOT NULL DEFAULT 0,
     interval_s REAL,
     failures INTEGER NOT NULL DEFAULT 0,
-    pass INTEGER NOT NULL DEFAULT 0,     -- the last pass of --once that asked it
+    pass INTEGER NOT NULL DEFAULT 0,     -- the last pass of --once that polled it
     etag TEXT,
     modified TEXT,
     digest BLOB,
@@ -41,14 +41,14 @@ CREATE TABLE documents (
 CREATE INDEX documents_due ON documents (next_at) WHERE state > 0;
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
-DROPPED, LISTED, LEAVING = 0, 1, 2  # LEAVING: no longer listed, asked one last time
+DROPPED, LISTED, LEAVING = 0, 1, 2  # LEAVING: no longer listed, polled one last time
 
 COLUMNS = (
     "id, state, next_at, is_final, interval_s, failures, pass, etag, modified, digest, version,"
     " pending_digest, pending_version"
 )
 
-# The bound on next_at lets SQLite skip all documents that are never asked again.
+# The bound on next_at lets SQLite skip all documents that are never polled again.
 NOT_ASKED = "pass < ? AND next_at >= 0 AND (NOT is_final OR next_at <= ?)"
 
 
@@ -83,7 +83,7 @@ class BridgeState:
     def __init__(self, path: Path, *, mapping: str, topic: str) -> None:
         """Open the file, or create it, and lock it.
 
-        If the mapping was changed since, every document is asked again; if the topic was changed,
+        If the mapping was changed since, every document is polled again; if the topic was changed,
         every document is published again.
         """
         self.path = path
@@ -115,7 +115,7 @@ class BridgeState:
         return self._rows("next_at <= ? ORDER BY next_at LIMIT ?", (now, limit))
 
     def not_in_pass(self, number: int, now: float, limit: int) -> list[PolledDocument]:
-        """Return documents that this pass has not asked yet; of the final ones, those due."""
+        """Return documents that this pass has not polled yet; of the final ones, those due."""
         return self._rows(f"{NOT_ASKED} ORDER BY next_at LIMIT ?", (number, now, limit))
 
     def next_due(self, now: float) -> float | None:
@@ -145,7 +145,7 @@ class BridgeState:
             )
 
     def clamp(self, latest: float, now: float) -> None:
-        """Make documents due that would be asked later than allowed: the clock was set back."""
+        """Make documents due that would be polled later than allowed: the clock was set back."""
         with self._explained():
             self._connection.execute(
                 "UPDATE documents SET next_at = ? WHERE next_at > ?", (now, latest)
@@ -160,7 +160,7 @@ class BridgeState:
         return {"documents": int(row[0]), "final": int(row[1])}
 
     def left_in_pass(self, number: int, now: float) -> int:
-        """Return how many documents this pass has not asked yet."""
+        """Return how many documents this pass has not polled yet."""
         statement = f"SELECT count(*) FROM documents WHERE state > 0 AND {NOT_ASKED}"
         return int(self._value(statement, number, now))
 
@@ -195,7 +195,7 @@ class BridgeState:
         return added
 
     def end_listing(self, listing: IdListing, now: float) -> int:
-        """End a complete listing. Documents that it did not name are asked one last time.
+        """End a complete listing. Documents that it did not name are polled one last time.
 
         Return their number.
         """

@@ -102,7 +102,7 @@ class Connection(abc.ABC):
     ) -> list[list[tuple[Any, ...]]]:
         """Run queries that every transaction begins with; return the rows of each.
 
-        Each sees what was committed before it began, also if one before it waited for a lock.
+        Each sees what was committed before it began, even if one before it waited for a lock.
         """
         return [self.select_often(*query) for query in queries]
 

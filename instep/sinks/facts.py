@@ -200,7 +200,7 @@ def read_server(opened: sa.Connection, blank: Facts, existing: Collection[TableN
 
 
 def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
-    """Raise NotAuthorised if the pipeline's user lacks rights on instep's tables.
+    """Raise NotAuthorised if the pipeline's user lacks permissions on instep's tables.
 
     Another user may have created them.
     """
@@ -214,7 +214,7 @@ def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
         shown = list(dict.fromkeys(right.partition(" on ")[2] for right in lacking))
         own = msgspec.structs.replace(facts, lacking_rights=lacking)
         raise errors.NotAuthorised(
-            f"{facts.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)},"
+            f"{facts.user or 'the user of the pipeline'} lacks permissions on {', '.join(shown)},"
             " which another user created",
             f"have the owner run: {own.granting}",
         )

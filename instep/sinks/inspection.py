@@ -622,7 +622,7 @@ class TableReader:
             )
 
     def confused_ids(self, name: str) -> str | None:
-        """Describe ids that the key's collation takes for equal; None if there are none."""
+        """Describe ids that the key's collation treats as equal; None if there are none."""
         for description, (one, other) in CONFUSABLE.items():
             if self._confuses(name, one, other):
                 return description

@@ -1,6 +1,6 @@
 """Read the state of a pipeline from the target database.
 
-The right to read is enough; no temporary tables are created.
+Read permission is enough; no temporary tables are created.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find what became of a record: from the ledger, the quarantine, the decisions and the history.
 
-The right to read is enough.
+Read permission is enough.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _check_folder(file: Path) -> None:
         raise errors.SettingsError(
             f"this user cannot write to the folder {folder},"
             f" and SQLite creates files of its own beside {file.name}",
-            "give this user the right to write there, or name a file in another folder in `target`",
+            "give this user write permission there, or name a file in another folder in `target`",
         )
 
 

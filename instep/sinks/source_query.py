@@ -98,7 +98,7 @@ def sorted_rows(
 
     Each page is a short transaction, and a mark is where to continue later. A page begins with
     the key at which the one before it ended, because several rows may have keys that the database
-    takes for equal. Rows that the page before it had are left out. Rows without a key come last,
+    treats as equal. Rows that the page before it had are left out. Rows without a key come last,
     and have no mark.
     """
     with _connection(source.url) as opened:

@@ -218,8 +218,7 @@ class TargetTable(abc.ABC):
             )
         if self.target.loose_key:
             raise errors.RowRefused(
-                f"table {self.target.table} has a row with another id"
-                " that its key takes for the same"
+                f"table {self.target.table} has a row with another id that its key treats as equal"
             )
         raise errors.Outrun(
             f"another writer has just changed {expected - written} documents of {self.target.table}"
@@ -296,7 +295,7 @@ class TargetTable(abc.ABC):
         return found
 
     def occupants(self, document: DocumentId) -> set[DocumentId]:
-        """Return the ids of the rows that the key's collation takes for this document's."""
+        """Return the ids of the rows that the key's collation treats as this document's."""
         query = f"SELECT {self.key_expressions()} FROM {self.name} WHERE {{key_list}}"
         return {self.split_key(row)[0] for row in self.select_documents(query, (), [document])}
 
@@ -402,7 +401,7 @@ class TargetTable(abc.ABC):
         names a column of the new rows. `columns` are the columns to write, if not all: without
         the guard's column there is no order to compare. The key is compared exactly, because an
         upsert may meet the row of another document: through a second unique key, or through a
-        collation that takes two ids for equal.
+        collation that treats two ids as equal.
         """
         same = self._exact_key(table, written)
         has_order = columns is None or self.mapping.guard in columns

@@ -201,7 +201,7 @@ def source_errors() -> Iterator[None]:
     except (errors.PermissionLost, errors.NotAuthorised) as error:
         raise errors.NotAuthorised(
             error.what,
-            "give the user of `source` the right to read the outbox and delete from it, to"
+            "give the user of `source` permission to read the outbox and delete from it, to"
             " truncate its partitions, and to write instep_relays and instep_outbox_dead",
         ) from error
     except (errors.SettingsError, errors.Unreachable) as error:

@@ -249,7 +249,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
         if pipeline.topic not in found.topics:
             near = settings.nearest(pipeline.topic, found.topics, count=3)
             fix = (
-                f"instep topics create {pipeline.topic} --execute; or get the DESCRIBE right on it"
+                f"instep topics create {pipeline.topic} --execute; or get DESCRIBE permission on it"
             )
             yield Check(
                 part,
@@ -307,7 +307,7 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
         yield Check(
             f"table of {name}",
             CheckState.WRONG,
-            f"rights are missing: {', '.join(found.lacking_rights)}",
+            f"permissions are missing: {', '.join(found.lacking_rights)}",
             found.granting,
         )
     else:

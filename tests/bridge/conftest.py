@@ -1,4 +1,4 @@
-"""A query service, and bridges that ask it and publish to memory."""
+"""A query service, and bridges that poll it and publish to memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BridgeUnderTest:
         )
 
     def once(self, **options: Any) -> PollSummary:
-        """Ask every document once."""
+        """Poll every document once."""
         return self.poller(**options).run()
 
     @contextmanager

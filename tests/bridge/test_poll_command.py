@@ -99,8 +99,8 @@ def test_a_pass_ends_with_a_summary_and_fails_with_a_document(place: Place) -> N
     done = instep(place.folder, "poll", "--once", "--json", **environment)
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
-    counts = {key: result[key] for key in ("asked", "changed", "unchanged", "failed", "published")}
-    assert counts == {"asked": 2, "changed": 1, "unchanged": 0, "failed": 1, "published": 1}
+    counts = {key: result[key] for key in ("polled", "changed", "unchanged", "failed", "published")}
+    assert counts == {"polled": 2, "changed": 1, "unchanged": 0, "failed": 1, "published": 1}
     assert result["failures"] == {"STATUS_MISSING": 1}
     assert "document 'C-2': STATUS_MISSING" in done.stderr
     assert place.service.requests[0].headers["authorization"] == "Bearer hush"
@@ -108,7 +108,7 @@ def test_a_pass_ends_with_a_summary_and_fails_with_a_document(place: Place) -> N
     place.service.documents["C-2"] = {"status": "QUEUED"}
     done = instep(place.folder, "poll", "print", "--once", **environment)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "2 asked, 1 changed, 1 unchanged, 0 failed, 1 published" in done.stderr
+    assert "2 polled, 1 changed, 1 unchanged, 0 failed, 1 published" in done.stderr
     records = place.records()
     assert {name: [one["status"] for one in values] for name, values in records.items()} == {
         "C-1": ["PRINTED"],
@@ -132,7 +132,7 @@ def test_wrong_names_and_a_missing_topic_are_explained(place: Place) -> None:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_kills_lose_no_change_and_give_no_version_twice(place: Place, kills: int) -> None:
-    """Change documents as they are asked, kill the bridge again and again, and compare."""
+    """Change documents as they are polled, kill the bridge again and again, and compare."""
     documents = [f"C-{number}" for number in range(40)]
     place.ids(*documents)
     numbers: dict[str, int] = dict.fromkeys(documents, 0)

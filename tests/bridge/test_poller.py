@@ -67,11 +67,11 @@ def test_a_pass_publishes_every_document_and_the_next_one_only_changes(
         ("C-1", {"doc_id": "C-1", "status": "QUEUED", "version": 1}),
         ("C-2", {"doc_id": "C-2", "status": "PRINTED", "version": 4}),
     ]
-    assert (first.counts.asked, first.counts.changed, first.counts.published) == (2, 2, 2)
+    assert (first.counts.polled, first.counts.changed, first.counts.published) == (2, 2, 2)
     bridge.service.documents["C-1"] = printed(2)
     second = bridge.once()
     assert bridge.events == [("C-1", {"doc_id": "C-1", "status": "PRINTED", "version": 2})]
-    assert (second.counts.asked, second.counts.changed, second.counts.unchanged) == (2, 1, 1)
+    assert (second.counts.polled, second.counts.changed, second.counts.unchanged) == (2, 1, 1)
 
 
 def test_paths_select_status_version_time_and_further_fields(bridge: BridgeUnderTest) -> None:
@@ -479,7 +479,7 @@ def test_a_pass_gives_up_if_the_source_does_not_answer_and_continues_later(
     bridge.service.documents = {document: printed(1) for document in bridge.ids}
     done = bridge.once()
     assert before == 10
-    assert (done.counts.asked, done.counts.published) == (90, 90)
+    assert (done.counts.polled, done.counts.published) == (90, 90)
 
 
 # --- ids ------------------------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_ids_that_no_record_can_have_are_reported(
     bridge.ids = ["C-1", "x" * 300, "", "C-1"]
     bridge.service.documents["C-1"] = printed(1)
     done = bridge.once()
-    assert (done.counts.asked, done.counts.ids_refused) == (1, 1)
+    assert (done.counts.polled, done.counts.ids_refused) == (1, 1)
     assert "at most 255 characters" in capsys.readouterr().err
 
 
@@ -608,7 +608,7 @@ def test_links_to_another_server_and_endless_pages_are_refused(bridge: BridgeUnd
         bridge.service.replies["/list"] = replies(
             {"ids": ["C-1"], "next": f"{other.url}/list?page=2"}
         )
-        with pytest.raises(errors.SettingsError, match="another server"):
+        with pytest.raises(errors.SettingsError, match="a different server"):
             bridge.once()
         bridge.service.replies["/list"] = replies({"ids": ["C-1"], "next": "/list"})
         with pytest.raises(errors.SettingsError, match="repeat themselves"):

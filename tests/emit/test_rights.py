@@ -35,7 +35,7 @@ def test_a_missing_right_to_write_is_reported_for_the_record(bootstrap: str) -> 
         lambda error: isinstance(error, errors.NotAuthorised),
         timeout_s=90,
     )
-    with pytest.raises(errors.Undelivered, match="user 'bob' lacks the right") as caught:
+    with pytest.raises(errors.Undelivered, match="user 'bob' lacks the WRITE permission") as caught:
         publisher.send(EVENT).result(60)
     assert "WRITE on topic 'theirs'" in caught.value.remedy
     publisher.close()

@@ -68,7 +68,7 @@ def test_every_code_of_the_client_is_mapped_or_listed_here_as_unmapped() -> None
 
 def test_every_authorisation_error_names_the_missing_right() -> None:
     lacking = {code for name, code in codes().items() if name.endswith("AUTHORIZATION_FAILED")}
-    assert lacking <= faults.RIGHTS.keys() <= faults.MEANING.keys()
+    assert lacking <= faults.PERMISSIONS.keys() <= faults.MEANING.keys()
 
 
 @pytest.mark.parametrize("code", sorted(faults.MEANING))

@@ -264,39 +264,53 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(
     secured_broker: SecuredBroker,
 ) -> None:
     name = f"theirs-{uuid.uuid4().hex[:8]}"
-    lacks = "user 'bob' lacks the right"
+    lacks = "user 'bob' lacks the"
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as plain:
         topics.create(plain, name, 1)
         with connection.Cluster(
             secured.login("bob", "bob"), secured_broker.bootstrap_of("login")
         ) as cluster:
             with pytest.raises(
-                errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'"
+                errors.NotAuthorised, match=f"{lacks} DESCRIBE permission on topic '{name}'"
             ) as caught:
                 topics.describe(cluster, name)
             grants_describe = caught.value.remedy
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic"):
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE permission on topic"):
                 offsets.latest(cluster, name, [0])
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} CREATE on topic 'bobs'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} CREATE permission on topic 'bobs'"
+            ):
                 topics.create(cluster, "bobs", 1)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on group '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} READ permission on group '{name}'"
+            ):
                 groups.mirror(cluster, name, name, {0: 1})
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on group '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} DESCRIBE permission on group '{name}'"
+            ):
                 groups.positions(cluster, name, name)
             _follow(grants_describe, plain.bootstrap)
             wait_until(lambda: _allowed(lambda: topics.describe(cluster, name)))
             with Publisher(plain.bootstrap, name) as publisher:
                 publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(60)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} READ permission on topic '{name}'"
+            ):
                 offsets.first_records(cluster, name, {0: 0})
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} READ permission on topic '{name}'"
+            ):
                 list(reading.read(cluster, name, {0: (0, 1)}))
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DELETE on topic '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} DELETE permission on topic '{name}'"
+            ):
                 topics.delete(cluster, name)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} ALTER on topic '{name}'"):
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} ALTER permission on topic '{name}'"
+            ):
                 topics.grow(cluster, name, 2)
             with pytest.raises(
-                errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'"
+                errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS permission on topic '{name}'"
             ) as caught:
                 topics.is_compacted(cluster, name)
             _follow(caught.value.remedy, plain.bootstrap)
@@ -305,7 +319,8 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(
         with (
             connection.Cluster(kafka_settings, secured_broker.bootstrap_of("mutual")) as cluster,
             pytest.raises(
-                errors.NotAuthorised, match=r"the certificate \S+bob.pem lacks the right DESCRIBE"
+                errors.NotAuthorised,
+                match=r"the certificate \S+bob.pem lacks the DESCRIBE permission",
             ),
         ):
             topics.describe(cluster, name)

@@ -58,7 +58,7 @@ def test_a_missing_right_is_named(
         connection.Cluster(
             secured.login("bob", "bob"), secured_broker.bootstrap_of("login")
         ) as bob,
-        pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the right {right}"),
+        pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the {right} permission"),
     ):
         operation(bob)
 

@@ -175,7 +175,7 @@ def test_a_file_that_changes_during_the_load_is_not_complete(
 def test_rows_of_a_query_and_of_a_table_continue_at_their_key(
     database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one document, ids that a collation takes for equal, and rows without an id."""
+    """Rows of one document, ids that a collation treats as equal, and rows without an id."""
     pipeline = declare(
         database_url,
         event={"document": "doc_id", "status": "status", "order": "version"},

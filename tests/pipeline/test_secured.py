@@ -98,7 +98,7 @@ def test_a_revoked_right_is_named(
         finally:
             run.stop(60)
         assert isinstance(run.error, errors.AccessLost)
-        assert f"user 'bob' lacks the right DESCRIBE on topic '{topic}'" in run.error.what
+        assert f"user 'bob' lacks the DESCRIBE permission on topic '{topic}'" in run.error.what
         assert "kafka-acls --add --allow-principal User:bob" in run.error.remedy
         # nothing is lost: new records wait in the log
         secured.grant(plain, "User:bob", "READ", topic=topic)

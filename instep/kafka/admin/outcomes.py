@@ -1,4 +1,4 @@
-"""Outcomes: a command on several things reports each of them, also if some fail."""
+"""Outcomes: a command on several things reports each of them, even if some fail."""
 
 from __future__ import annotations
 
