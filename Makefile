@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help: ## print these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLite, kill -9 of pipeline and broker
+demo: $(READY) ## polling compared with events in a terminal: local broker, Spark, SQLite, kill -9 of pipeline and broker
 	@$(BIN)/instep demo
 
 test: $(READY) ## the whole test suite, against real servers
@@ -28,13 +28,13 @@ campaign: $(READY) ## mixed faults on every database, compared with a model: abo
 	@$(BIN)/python -m tests.campaign $(ARGS)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long
 
-check: $(READY) ## style, types and the table of who may import whom
+check: $(READY) ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-format: $(READY) ## put the code into the house's shape
+format: $(READY) ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -54,7 +54,7 @@ recording: $(READY) ## record the demo again for README: about 90 seconds, on a 
 	@$(BIN)/python -m scripts.record_demo record build/demo.cast
 	@$(BIN)/python -m scripts.record_demo render build/demo.cast docs/images/demo.svg
 
-lock: ## pin every dependency anew, with hashes (needs uv)
+lock: ## update requirements.lock (needs uv)
 	@uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra all --group dev \
 	  --no-annotate --no-emit-find-links --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 
@@ -67,8 +67,8 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "instep needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version): set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo "$(PYTHON) cannot make environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
-	@echo "making $(VENV) from requirements.lock" >&2
+	  { echo "$(PYTHON) cannot create environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	@echo "creating $(VENV) from requirements.lock" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@if command -v uv >/dev/null; then \
 	  uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock && \

@@ -199,7 +199,7 @@ class ColumnMapping(SettingsTable, frozen=True, kw_only=True):
         bool,
         Meta(description="round a number half up to the column's scale instead of refusing it"),
     ] = False
-    trim: Annotated[bool, Meta(description="remove white space from both ends of a text")] = False
+    trim: Annotated[bool, Meta(description="remove white space from both ends of a string")] = False
 
 
 class Pipeline(SettingsTable, frozen=True, kw_only=True):
@@ -338,7 +338,7 @@ class OutboxColumns(SettingsTable, frozen=True, kw_only=True):
     )
     headers: Annotated[
         str | None,
-        Meta(description="JSON object with the record's headers; null: headers by instep"),
+        Meta(description="JSON object with the record's headers; null: instep sets the headers"),
     ] = "headers"
 
 
@@ -376,12 +376,12 @@ class Relay(SettingsTable, frozen=True, kw_only=True):
         Meta(description="maximum number of rows of one Kafka transaction", ge=1, le=100_000),
     ] = 20_000
     poll_ms_max: Annotated[
-        int, Meta(description="longest pause between two looks at the outbox", ge=1, le=60_000)
+        int, Meta(description="longest pause between two reads of the outbox", ge=1, le=60_000)
     ] = 50
     take_over_s: Annotated[
         float,
         Meta(
-            description="a standby takes over after this many seconds without a sign of life",
+            description="a standby takes over after this many seconds without a heartbeat",
             ge=1,
             le=3_600,
         ),
@@ -434,7 +434,7 @@ class IdsList(SettingsTable, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="path of the link to the next page within a page: links.next;"
-            f' "{LINK_HEADER}" for the header Link'
+            f' "{LINK_HEADER}" for the Link header'
         ),
     ] = None
     next_parameter: Annotated[
@@ -508,23 +508,23 @@ class Bridge(SettingsTable, frozen=True, kw_only=True):
         int, Meta(description="maximum number of open requests", ge=1, le=1_000)
     ] = 8
     timeout_s: Annotated[
-        float, Meta(description="seconds until an answer must be complete", gt=0, le=3_600)
+        float, Meta(description="maximum seconds for a complete response", gt=0, le=3_600)
     ] = 10.0
     body_bytes_max: Annotated[
         int, Meta(description="maximum size of an answer", ge=1, le=268_435_456)
     ] = 1_048_576
     interval_min_s: Annotated[
-        float, Meta(description="least number of seconds between two requests of a document", gt=0)
+        float, Meta(description="minimum seconds between two polls of a document", gt=0)
     ] = 10.0
     interval_max_s: Annotated[
-        float, Meta(description="most seconds between two requests of a document", gt=0)
+        float, Meta(description="maximum seconds between two polls of a document", gt=0)
     ] = 3_600.0
     final: Annotated[
-        list[str], Meta(description="statuses that do not change any more: not asked again")
+        list[str], Meta(description="final statuses: such documents are not polled again")
     ] = []
     final_interval_s: Annotated[
         float,
-        Meta(description="seconds until a document with a final status is asked again; 0: never"),
+        Meta(description="seconds until a document with a final status is polled again; 0: never"),
     ] = 0.0
     missing: Annotated[
         Vanished,
@@ -541,7 +541,11 @@ class Vet(SettingsTable, frozen=True, kw_only=True):
 
     outage_hours_max: Annotated[
         int,
-        Meta(description="longest outage of a pipeline that must not lose events", ge=1),
+        Meta(
+            description="longest outage, in hours, that a pipeline must survive without losing"
+            " events",
+            ge=1,
+        ),
     ] = 72
     accept: Annotated[
         dict[str, str], Meta(description="rules whose findings are accepted: RULE = reason")
@@ -639,7 +643,7 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     except tomllib.TOMLDecodeError as error:
         raise errors.SettingsError(
             f"{file} is not valid TOML: {error}",
-            "correct that line: texts are in quotes, tables in [brackets]",
+            "correct that line: strings are quoted, tables are in [brackets]",
         ) from error
     _join_dotted(tree)
     origins = {key: _origin(file, value) for key, value in _leaves(tree, "")}
@@ -1101,7 +1105,7 @@ def _check_bridge(name: str, bridge: Bridge) -> None:
         raise errors.SettingsError(
             f"{place}: interval_min_s is {bridge.interval_min_s:g},"
             f" but interval_max_s is {bridge.interval_max_s:g}",
-            "set interval_min_s to the lower of both",
+            "set interval_min_s to at most interval_max_s",
         )
     if bridge.final_interval_s < 0:
         raise errors.SettingsError(
@@ -1120,7 +1124,7 @@ def _check_bridge(name: str, bridge: Bridge) -> None:
     }.items():
         if path is not None and not all(path.removeprefix("$.").split(".")):
             raise errors.SettingsError(
-                f"{place}.{key} is {path!r}, which is no path",
+                f"{place}.{key} is {path!r}, which is not a path",
                 'write the names of objects and the numbers in lists with dots: "jobs.0.status"',
             )
 
@@ -1135,7 +1139,7 @@ def _check_ids(place: str, bridge: Bridge) -> None:
     if (bridge.ids_query is None) is not (bridge.ids_url is None):
         lacks = "ids_url" if bridge.ids_url is None else "ids_query"
         raise errors.SettingsError(
-            f"[{place}] lacks {lacks}", "set both ids_query and ids_url, its database"
+            f"[{place}] lacks {lacks}", "set both: ids_query, and ids_url for its database"
         )
     listed = bridge.ids_list
     if listed is None:
@@ -1164,7 +1168,7 @@ def _check_headers(place: str, headers: Mapping[str, str]) -> None:
         if not HEADER_VALUE.fullmatch(value):
             raise errors.SettingsError(
                 f"{place}.{name} is empty, begins or ends with a space,"
-                " or contains a line break or another character that is not ASCII",
+                " or contains a control or non-ASCII character",
                 "correct it, or the environment variable that it names",
             )
 

@@ -21,7 +21,8 @@ def await_record(
     position: Annotated[
         str,
         typer.Argument(
-            metavar="TOPIC:PARTITION:OFFSET", help="The record, as a receipt or instep peek says."
+            metavar="TOPIC:PARTITION:OFFSET",
+            help="Position of the record, as shown by a receipt or `instep peek`.",
         ),
     ],
     pipeline: Annotated[
@@ -35,7 +36,7 @@ def await_record(
     ] = None,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long to wait at most."),
+        typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait."),
     ] = 30.0,
     as_json: AsJson = False,
     _config: Config = None,

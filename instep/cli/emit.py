@@ -69,7 +69,10 @@ def emit(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Publish status events or deletes, keyed by document, acknowledged by all replicas."""
+    """Publish status events or deletes, keyed by document.
+
+    Each record is acknowledged by all in-sync replicas.
+    """
     from instep.emit import publishing
 
     declared = settings.load(GLOBAL.config)

@@ -179,17 +179,20 @@ def reset(
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="To the first record at or after: 2026-11-01T08:00 (UTC)."
+            metavar="TIME",
+            help="To the first record at or after this time: 2026-11-01T08:00 (UTC).",
         ),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="To this long before now: 1h, P1DT2H.")
+        str | None,
+        typer.Option(metavar="DURATION", help="To this duration before now: 1h, P1DT2H."),
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="By N offsets, forward or (negative) back.")
+        int | None, typer.Option(metavar="N", help="Shift by N offsets; negative moves back.")
     ] = None,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="To where it is now, for --export.")
+        bool,
+        typer.Option("--to-current", help="To the current offsets, for use with --export."),
     ] = False,
     from_file: Annotated[
         str | None,

@@ -195,17 +195,18 @@ def _begun(report: LoadReport) -> str:
         case LoadStart.CONTINUED:
             verb = "continued" if report.executed else "continues"
             return f"load {report.load} {verb} at row {report.first_row:,}"
-        case LoadStart.AGAIN:
-            return "begun again at the first row" if report.executed else "begins at the first row"
+        case LoadStart.RESTARTED:
+            return "restarted at the first row" if report.executed else "begins at the first row"
         case _:
             return counted(report.rows, "row")
 
 
 def _say_remedies(report: LoadReport) -> None:
     if report.dead:
+        kept = "was kept as a dead letter" if report.dead == 1 else "were kept as dead letters"
         output.say(
-            f"{report.pipeline}: kept as dead letters, because they cannot be understood:"
-            f" {counted(report.dead, 'row')}. Correct the source, then load it with --restart",
+            f"{report.pipeline}: {counted(report.dead, 'row')} cannot be understood and {kept}."
+            " Correct the source, then load it with --restart",
             Tone.BAD,
         )
     if report.totals.get("parked"):

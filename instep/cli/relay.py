@@ -57,7 +57,7 @@ def init(
     trigger: Annotated[
         str | None,
         typer.Option(
-            metavar="TABLE", help="Record changes of this table in the outbox, by triggers."
+            metavar="TABLE", help="Record changes of this table in the outbox, with triggers."
         ),
     ] = None,
     columns: Annotated[
@@ -70,7 +70,7 @@ def init(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the outbox and what else a relay needs, in the source database and in Kafka."""
+    """Create the outbox and everything else a relay needs, in the source and in Kafka."""
     from instep.kafka import relay_writer
     from instep.sources import tables, triggers
 
@@ -115,7 +115,7 @@ def init(
 def run(
     relay: RelayName = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Publish everything that the outbox has, then exit.")
+        bool, typer.Option("--once", help="Publish everything in the outbox, then exit.")
     ] = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -190,8 +190,8 @@ def reset(
     to: Annotated[
         Place,
         typer.Option(
-            help="start: publish every row that the outbox has; end: only rows added later;"
-            " current: continue where it is, with the topic as it is now."
+            help="start: publish every row in the outbox; end: only rows added later; current:"
+            " continue at the relay's position and accept the topic as it is now."
         ),
     ],
     execute: Execute = False,

@@ -518,7 +518,7 @@ def naive_words(naive: Naive) -> str:
     parts = (
         (naive.older, "with an older status"),
         (naive.missing, "missing"),
-        (naive.extra, "of unknown documents"),
+        (naive.extra, "unknown document" if naive.extra == 1 else "unknown documents"),
     )
     return ", ".join(f"{count:,} {words}" for count, words in parts if count) or "none"
 

@@ -361,7 +361,7 @@ class Publisher:
             f"{records} not confirmed by topic {self.topic!r} after {timeout_s:g} s"
             f"{self._last_error(since)}",
             "flush again when the broker is back;"
-            " publish the records again that stay unconfirmed at the end",
+            " publish again any records that are still unconfirmed at the end",
         )
 
     def _give_up_open(self, since: float) -> None:
@@ -497,7 +497,7 @@ class Publisher:
 def closed(topic: str) -> errors.Undelivered:
     """Return the error for a record that is sent after the end."""
     return errors.Undelivered(
-        f"the publisher to topic {topic!r} is closed", "send before the block is left"
+        f"the publisher to topic {topic!r} is closed", "send before leaving the `with` block"
     )
 
 
@@ -506,7 +506,7 @@ def full_queue(topic: str, waited_s: float | None, last_error: str = "") -> erro
     waited = "" if waited_s is None else f" after {waited_s:g} s"
     return errors.Undelivered(
         f"no space in the queue to topic {topic!r}{waited}{last_error}",
-        "send slower, increase queue.buffering.max.messages, or wait for the broker",
+        "send more slowly, increase queue.buffering.max.messages, or wait for the broker",
     )
 
 

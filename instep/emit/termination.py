@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Termination:
-    """The handler of SIGTERM. Python only allows to install it in the main thread."""
+    """The handler of SIGTERM. Python allows installing it only in the main thread."""
 
     def __init__(
         self, mark: Callable[[], int], timeout_s: float, on_fatal: Callable[[], None]

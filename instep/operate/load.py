@@ -63,8 +63,8 @@ class LoadStart(StrEnum):
 
     NEW = "new"
     CONTINUED = "continued"
-    AGAIN = "begun again"
-    NOTHING_LEFT = "complete before"
+    RESTARTED = "restarted"
+    NOTHING_LEFT = "already complete"
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ def refuse_unfit(name: str, pipeline: settings.Pipeline, request: LoadRequest) -
         )
     if request.name is not None and not 0 < len(request.name) <= NAME_CHARACTERS_MAX:
         raise errors.SettingsError(
-            f"the name of a load has from 1 to {NAME_CHARACTERS_MAX} characters",
+            f"the name of a load must have 1 to {NAME_CHARACTERS_MAX} characters",
             "give another --name",
         )
 
@@ -195,7 +195,7 @@ class _Loader:
         if last is None:
             return LoadStart.NEW, None
         if self._request.restart:
-            return LoadStart.AGAIN, last
+            return LoadStart.RESTARTED, last
         if last.digest == self._digest:
             if last.state == LoadState.LOADING:
                 return LoadStart.CONTINUED, last
@@ -246,7 +246,7 @@ class _Loader:
 
     def _taken_over(self) -> errors.Fenced:
         return errors.Fenced(
-            f"another command continues the load {self._load_name} of pipeline {self._name!r}",
+            f"another command has taken over load {self._load_name} of pipeline {self._name!r}",
             "let it finish: no row is lost or applied twice",
         )
 
@@ -406,7 +406,7 @@ class _Loader:
         if not rules.ordered:
             yield (
                 "the pipeline has no order: rows are applied only to documents that no event has"
-                " reached and of which the table has no values"
+                " reached and that have no values in the table"
             )
         if not self._target.history and rules.deletes == "row" and rules.missing == "insert":
             yield (

@@ -67,7 +67,7 @@ def _claimed(
                 return True
             holder = lease.read().holder
             progress.state = "standing by"
-            message = f"{name}: standing by; {holder} is working"
+            message = f"{name}: standing by; {holder} is active"
         except (errors.Unreachable, errors.Transient) as error:
             progress.state = "waiting for the source"
             message = f"{name}: {error.what}; trying again"

@@ -14,9 +14,9 @@ from instep.sources.lease import Lease, LeaseRow
 
 Place = Literal["start", "end", "current"]
 CONSEQUENCES: dict[Place, str] = {
-    "start": "every row that the outbox has is published, also if it was published before",
-    "end": "no row that the outbox has is published; rows that are added later are",
-    "current": "it continues where it is, with the topic as it is now",
+    "start": "every row in the outbox is published, including rows that were published before",
+    "end": "rows now in the outbox are skipped; only rows added later are published",
+    "current": "the relay continues at its position and accepts the topic as it is now",
 }
 
 
@@ -30,7 +30,7 @@ class ResetPlan(msgspec.Struct, frozen=True):
 
 
 def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
-    """Return what a reset would do; refuse it while a process works."""
+    """Return what a reset would do; refuse it while a process is active."""
     lease = Lease(relay, name)
     try:
         _refuse_working(lease, name, relay)
@@ -43,7 +43,7 @@ def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
 def execute(
     name: str, relay: settings.Relay, cluster: connection.Cluster, to: Place
 ) -> RelayPosition:
-    """Write the new position. A process that works meanwhile is fenced by this."""
+    """Write the new position. A process that is active meanwhile is fenced by this."""
     lease = Lease(relay, name)
     try:
         _refuse_working(lease, name, relay)

@@ -49,7 +49,7 @@ class LoadState(StrEnum):
 
     LOADING = "loading"
     COMPLETE = "complete"
-    REPLACED = "replaced"  # it was begun again from its first row
+    REPLACED = "replaced"  # it was restarted at its first row
 
 
 class StoredLoad(msgspec.Struct, frozen=True):

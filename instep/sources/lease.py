@@ -1,7 +1,7 @@
 """The lease of a relay: which process should work.
 
-It only says who works; the transactional id in Kafka fences a process that ignores it. The lease
-is a row in the source database, renewed every second. All times are the database's.
+It only says which process is active; the transactional id in Kafka fences a process that ignores
+it. The lease is a row in the source database, renewed every second. All times are the database's.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_the_page_is_complete_and_harmless() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J[red]" in page
     assert 'class="verdict right">0<' in page
     assert 'class="verdict wrong">26<' in page
-    assert "25 with an older status, 1 of unknown documents" in page
+    assert "25 with an older status, 1 unknown document" in page
     assert "0:10 1:20" in page
     assert "45 minutes (extrapolated)" in page
     assert "show &lt;x&gt;" in page

@@ -140,7 +140,7 @@ def test_the_naive_loops_differences_are_distinguished() -> None:
         {"a": ("PRINTED", 4), "b": ("PRINTING", 3), "": ("PRINTED", 3)}, expected
     )
     assert found == story.Naive(differences=3, older=1, missing=1, extra=1)
-    assert story.naive_words(found) == "1 with an older status, 1 missing, 1 of unknown documents"
+    assert story.naive_words(found) == "1 with an older status, 1 missing, 1 unknown document"
 
 
 def test_the_query_service_takes_its_time() -> None:

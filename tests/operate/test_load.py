@@ -140,7 +140,7 @@ def test_a_changed_source_does_not_continue(
         assert "--restart" in refused.value.remedy
     report = loaded(pipeline, file, restart=True)
     assert (report.start, report.load, counts(report)) == (
-        load.LoadStart.AGAIN,
+        load.LoadStart.RESTARTED,
         2,
         {"records": 8, "applied": 8},
     )
