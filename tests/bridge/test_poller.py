@@ -148,7 +148,7 @@ def test_an_answer_with_a_lower_version_is_not_published(
     counts = [bridge.once().counts for _ in range(3)]
     assert [one.published for one in counts] == [1, 0, 0]
     assert [one.stale for one in counts] == [0, 1, 0]
-    assert "version 4, but 5 was published" in capsys.readouterr().err
+    assert "its version 4 is lower than the published version 5" in capsys.readouterr().err
 
 
 def test_a_change_without_a_new_version_is_published_with_a_warning(

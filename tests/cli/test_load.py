@@ -73,7 +73,7 @@ def test_the_plan_the_rows_and_their_quarantine(
     done = instep(tmp_path, *command, "--execute")
     assert done.returncode == 1, done.stderr
     assert "contracts  1     4     2        0      0         0        1       1" in done.stdout
-    assert "cannot be understood: 1 row." in done.stderr
+    assert "1 row cannot be understood and was kept as a dead letter." in done.stderr
     assert table(url) == [("a", "LOADED", 2)]
     listed = instep(tmp_path, "dead", "list", "--reason", "ROW_UNREADABLE").stdout
     assert "ROW_UNREADABLE" in listed

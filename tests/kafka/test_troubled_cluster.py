@@ -18,38 +18,47 @@ Query = Callable[[connection.Cluster], object]
 
 
 @pytest.mark.parametrize(
-    ("operation", "right"),
+    ("operation", "permission"),
     [
-        (lambda cluster: topic_details.describe(cluster, ["closed"]), "DESCRIBE on topic 'closed'"),
+        (
+            lambda cluster: topic_details.describe(cluster, ["closed"]),
+            "DESCRIBE permission on topic 'closed'",
+        ),
         (
             lambda cluster: log_bounds.read(cluster, ["closed"], (), None),
-            "DESCRIBE on topic 'closed'",
+            "DESCRIBE permission on topic 'closed'",
         ),
         (
             lambda cluster: tail.resolve_range(cluster, "closed", places.parse_range("-1")),
-            "DESCRIBE on topic 'closed'",
+            "DESCRIBE permission on topic 'closed'",
         ),
         (
             lambda cluster: topic_admin.alter(cluster, "closed", {"retention.ms": "1"}, ()),
-            "DESCRIBE_CONFIGS on topic 'closed'",
+            "DESCRIBE_CONFIGS permission on topic 'closed'",
         ),
         (
             lambda cluster: configs.alter_topic(cluster, "closed", {"retention.ms": "1"}),
-            "ALTER_CONFIGS on topic 'closed'",
+            "ALTER_CONFIGS permission on topic 'closed'",
         ),
-        (lambda cluster: topics.create(cluster, "mine", 1), "CREATE on topic 'mine'"),
-        (lambda cluster: topics.grow(cluster, "closed", 9), "ALTER on topic 'closed'"),
-        (lambda cluster: topics.delete(cluster, "closed"), "DELETE on topic 'closed'"),
-        (lambda cluster: consumer_groups.describe(cluster, "theirs"), "DESCRIBE on group 'theirs'"),
-        (lambda cluster: consumer_groups.delete(cluster, "theirs"), "DELETE on group 'theirs'"),
+        (lambda cluster: topics.create(cluster, "mine", 1), "CREATE permission on topic 'mine'"),
+        (lambda cluster: topics.grow(cluster, "closed", 9), "ALTER permission on topic 'closed'"),
+        (lambda cluster: topics.delete(cluster, "closed"), "DELETE permission on topic 'closed'"),
+        (
+            lambda cluster: consumer_groups.describe(cluster, "theirs"),
+            "DESCRIBE permission on group 'theirs'",
+        ),
+        (
+            lambda cluster: consumer_groups.delete(cluster, "theirs"),
+            "DELETE permission on group 'theirs'",
+        ),
         (
             lambda cluster: groups.commit(cluster, "theirs", {("closed", 0): 0}),
-            "READ on group 'theirs'",
+            "READ permission on group 'theirs'",
         ),
     ],
 )
-def test_a_missing_right_is_named(
-    secured_broker: secured.SecuredBroker, operation: Query, right: str
+def test_a_missing_permission_is_named(
+    secured_broker: secured.SecuredBroker, operation: Query, permission: str
 ) -> None:
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as administrator:
         if "closed" not in topics.names(administrator):
@@ -58,7 +67,7 @@ def test_a_missing_right_is_named(
         connection.Cluster(
             secured.login("bob", "bob"), secured_broker.bootstrap_of("login")
         ) as bob,
-        pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the {right} permission"),
+        pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the {permission}"),
     ):
         operation(bob)
 
