@@ -150,7 +150,7 @@ def experiment(
 def select(known: Mapping[str, Claim], ids: list[str]) -> list[Claim]:
     """Return the claims with these ids or families, in the order of the list; all without ids.
 
-    The family "order" stands for order-1 to order-6.
+    The family "order" stands for all claims order-N.
     """
     families = {claim.family for claim in known.values()}
     for id_ in ids:

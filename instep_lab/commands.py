@@ -256,7 +256,7 @@ def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
         output.print_json({"folder": str(kept), "runs": found})
         return
     if found:
-        head = ("RUN", "BEGUN", "TIER", "SEED", "CLAIMS", "ENDED", "SETTLED", "CLUSTER")
+        head = ("RUN", "BEGUN", "TIER", "SEED", "CLAIMS", "ENDED", "DECIDED", "CLUSTER")
         typer.echo(output.table(head, [[one[key.lower()] for key in head] for one in found]))
     for one in found:
         if one["error"]:

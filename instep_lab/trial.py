@@ -577,7 +577,7 @@ class Trial:
     def wait(self, reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for a condition; raise if it stays false, which makes the claim inconclusive."""
         if not wait_until(reached, patience_s):
-            raise errors.InstepError(f"waited {patience_s:.0f} s in vain for {what}")
+            raise errors.InstepError(f"timed out after {patience_s:.0f} s waiting for {what}")
 
     def wait_for_more(self, scenarios: Iterable[Scenario], more: int) -> None:
         """Wait until each scenario has this many more acknowledged sends than now."""

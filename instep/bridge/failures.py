@@ -123,6 +123,6 @@ def page(code: FailureCode) -> str:
     remedy = REMEDIES[code]
     return (
         f"# {code.value}\n\n{EXPLANATIONS[code]}\n\n## What the bridge does\n\n{behaviour}\n\n"
-        "## How to look\n\n    instep poll NAME --once --json\n\n"
+        "## How to investigate\n\n    instep poll NAME --once --json\n\n"
         f"## What to do\n\n{remedy[:1].upper()}{remedy[1:]}.\n"
     )

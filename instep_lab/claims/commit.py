@@ -313,7 +313,7 @@ def commit_before_work(trial: Trial) -> None:
     advice=(
         "Commit asynchronously in the loop and synchronously at the end. The Java client reports "
         "a lost commit to the callback and does not send it again. librdkafka sends it again, "
-        "and may so store an older offset after a newer one."
+        "and may thereby store an older offset after a newer one."
     ),
     why=(
         "A synchronous commit waits for the broker's response before the next record is read. "
@@ -678,8 +678,8 @@ def commit_within_batch(trial: Trial) -> None:
         "consumer dies after the work on a random record; another consumer finishes."
     ),
     advice=(
-        "Do not count on either: automatic commit repeats after most crashes, and loses where "
-        "work is not done in the reading thread, or with librdkafka (commit-1). For "
+        "Do not count on either: automatic commit repeats records after most crashes, and loses "
+        "records if another thread does the work, or with librdkafka (commit-1). For "
         "at-most-once, commit before the work."
     ),
     why=(

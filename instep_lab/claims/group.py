@@ -255,8 +255,8 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
     ),
     advice=(
         "Choose a number of partitions with many divisors, such as 12 or 24, and have many more "
-        "keys than partitions. With several topics, use another assignor than range, or give "
-        "each topic a multiple of the members."
+        "keys than partitions. With several topics, use an assignor other than range, or give "
+        "each topic a number of partitions that is a multiple of the number of members."
     ),
     why=(
         "Assignors share out partitions, not records. A hash spreads few keys unevenly: some "

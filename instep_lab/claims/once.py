@@ -36,8 +36,8 @@ def _total(found: Sequence[Anomalies]) -> Anomalies:
 @experiment(
     "send-8",
     statement=(
-        "An idempotent producer writes each record once: the broker knows producer id, partition "
-        "and sequence"
+        "An idempotent producer writes each record once: the broker deduplicates by producer id, "
+        "partition and sequence number"
     ),
     method=(
         "Send through a proxy that drops the broker's responses until the broker has written "
@@ -729,8 +729,8 @@ MANY_IN_FLIGHT = {"max.in.flight.requests.per.connection": 1_000}
         "several times. Count lost and repeated records, with the Java client and with librdkafka."
     ),
     advice=(
-        "Use acks=0 only for records that nobody misses. To avoid repeats, use an idempotent "
-        "producer: it loses nothing either."
+        "Use acks=0 only for records that you can afford to lose. To avoid repeats, use an "
+        "idempotent producer: it loses nothing either."
     ),
     why=(
         "With acks=0 there is no answer. The client takes a record for sent as soon as the request "

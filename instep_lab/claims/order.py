@@ -185,8 +185,8 @@ def _has_read(progress: ConsumerProgress, count: int) -> bool:
         "for 0.2 s, and fill one partition at full speed."
     ),
     advice=(
-        "One partition keeps the order of the whole topic. Its cost is one reader per group, not "
-        "the rate of sending: one partition takes hundreds of thousands of small records per "
+        "One partition keeps the order of the whole topic. It limits you to one reader per group, "
+        "not the send rate: one partition takes hundreds of thousands of small records per "
         "second. With several publishers the log has the order of arrival; add a version or a "
         "time to the records if the order of events matters."
     ),

@@ -145,7 +145,7 @@ def _commit_after(scenario: Scenario) -> ClientOperation | None:
     ),
     advice=(
         "Catch the error, and do not retry: the partition belongs to another member, which has "
-        "processed the records again or will."
+        "reprocessed the records or will do so."
     ),
     why=(
         "A commit carries the member's id and the group's generation. The coordinator rejects a "
@@ -446,8 +446,8 @@ def _positions_of_hanging(trial: Trial, library: Library, protocol: str) -> tupl
         "it with the commits that the consumers recorded."
     ),
     advice=(
-        "Never delete or shorten this topic, and give it three replicas "
-        "(offsets.topic.replication.factor): it is the memory of all groups. Look at it with "
+        "Never delete or truncate this topic, and give it three replicas "
+        "(offsets.topic.replication.factor): it holds the positions of all groups. Inspect it with "
         "instep groups, not with a consumer."
     ),
     why=(

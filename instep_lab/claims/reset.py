@@ -273,8 +273,8 @@ def _expire(trial: Trial, topic: str, committed: Places) -> None:
         "by_duration:PT18H, with three clients, and check where each begins."
     ),
     advice=(
-        "With the Java client, use by_duration where neither everything nor nothing of the past "
-        "is wanted. With other clients, look the offsets up by time and commit them before the "
+        "With the Java client, use by_duration if you want some of the past, but not all of it. "
+        "With other clients, look the offsets up by time and commit them before the "
         "group starts (instep groups reset)."
     ),
     why=(

@@ -125,8 +125,8 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
         "partitions. Measure the records per second from the first to the last acknowledgement."
     ),
     advice=(
-        "A single broker on a laptop handles what most teams ever send. Measure with your own "
-        "record size and acks."
+        "A single broker on a laptop handles more than most teams will ever send. Measure with "
+        "your own record size and acks."
     ),
     why=(
         "The sender puts records into batches, and the broker appends a batch to a file without "

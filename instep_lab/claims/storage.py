@@ -490,8 +490,8 @@ def _folders(trial: Trial, names: Sequence[str], expected: int) -> list[int]:
         "topics that the broker has open."
     ),
     advice=(
-        "Choose the number of partitions by how many consumers must work at the same time. For a "
-        "sender, one partition is as fast, until a broker or a disk is the limit."
+        "Choose the number of partitions by how many consumers must work at the same time. A "
+        "sender is just as fast with one partition, until a broker or a disk is the limit."
     ),
     why=(
         "A partition is the unit of parallel reading: the members of a group share the partitions, "

@@ -442,7 +442,7 @@ class FrozenFollower:
     ),
     advice=(
         "Everything that a reader has seen is on all replicas that are in sync. Use "
-        "min.insync.replicas=2, so that these are two at least: with 1, a record that was "
+        "min.insync.replicas=2, so that there are at least two of them: with 1, a record that was "
         "readable can vanish with the only replica in sync."
     ),
     why=(
@@ -769,7 +769,7 @@ def _read_to_end(scenario: Scenario, topic: str, group: str) -> None:
         "in-sync set any more, and read. The end of its log is read from its files."
     ),
     advice=(
-        "Do not count replicas, count those in sync: alert on under-replicated partitions, and "
+        "Count in-sync replicas, not all replicas: alert on under-replicated partitions, and "
         "set min.insync.replicas=2."
     ),
     why=(
@@ -813,7 +813,9 @@ def high_watermark_of_all_replicas(trial: Trial) -> None:
 
 @experiment(
     "topic-11",
-    statement="The in-sync replicas are the live brokers, and the assigned replicas are all",
+    statement=(
+        "The in-sync replicas are the live brokers, and the assigned replicas are all brokers"
+    ),
     method=(
         "Place a topic on two of three live brokers. Freeze its follower until it is out of sync, "
         "send 5 MB, limit the rate of its replication to almost nothing, and resume it: it is "

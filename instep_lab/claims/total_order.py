@@ -32,7 +32,7 @@ SHORT_S = 0.1
     ),
     advice=(
         "Sort a finished backlog by a sequence number or a version, with the timestamp only as a "
-        "help. Do not sort a live stream: the reader has to wait as long as the slowest sender or "
+        "hint. Do not sort a live stream: the reader has to wait as long as the slowest sender or "
         "partition may take, and whatever comes later is still out of order. Use one key per "
         "document, or compare versions in a guard."
     ),
@@ -167,7 +167,7 @@ def needed_window(reads: Sequence[ClientOperation]) -> int:
 
 @experiment(
     "order-8",
-    statement="The order of a whole topic needs one partition and a single consumer as well",
+    statement="Keeping the order of a whole topic requires one partition and a single consumer",
     method=(
         "Read one partition with one consumer, with a consumer that hands its records to 8 threads "
         "by record and by key, and with two members of a group. Read two partitions with two "
