@@ -451,7 +451,7 @@ def _overview(run: Path) -> dict[str, Any]:
     from instep_lab.verdict import ClaimVerdict
 
     shown: dict[str, Any] = dict.fromkeys(
-        ("begun", "tier", "seed", "claims", "ended", "settled", "cluster", "error")
+        ("begun", "tier", "seed", "claims", "ended", "decided", "cluster", "error")
     )
     try:
         request, results = store.read_run(run), store.read_results(run)
@@ -465,7 +465,7 @@ def _overview(run: Path) -> dict[str, Any]:
         "seed": request.seed,
         "claims": len(request.claims),
         "ended": sum(one.ended for one in results.values()),
-        "settled": sum(one.verdict is not ClaimVerdict.INCONCLUSIVE for one in results.values()),
+        "decided": sum(one.verdict is not ClaimVerdict.INCONCLUSIVE for one in results.values()),
         "cluster": request.cluster or "own",
     }
 

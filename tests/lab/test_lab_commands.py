@@ -194,7 +194,7 @@ def test_runs_are_listed(home: Path, kept: Path) -> None:
     assert second == ["20261102T080000-quick-7", *["unknown"] * 7]
     assert "run.json cannot be read" in done.stderr
     found = json.loads(lab(home, "runs", "--json").stdout)["runs"]
-    assert [one["settled"] for one in found] == [1, None]
+    assert [one["decided"] for one in found] == [1, None]
 
 
 @pytest.mark.parametrize(
