@@ -30,7 +30,6 @@ from instep.document.decoding import Record
 from instep.document.guard import Verdict
 from instep.operate import row_source
 from instep.operate.row_source import RowSource, SourceRow
-from instep.pipeline import applier
 from instep.pipeline.apply import batch, load
 from instep.pipeline.apply.batch import BatchOutcome, Writer
 from instep.pipeline.apply.load import LoadTransaction, RowBatch, RowDecoder
@@ -306,7 +305,7 @@ class _Loader:
             self._pipeline.topic,
             number,
             rows,
-            applier.find_probe(),
+            batch.find_probe(),
             same_table=self._check_table,
         )
         tries, give_up_at, pause_s = 0, time.monotonic() + PATIENCE_S, 0.05

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence, Sized
@@ -18,7 +16,7 @@ from instep.kafka.connection import Cluster
 from instep.kafka.topic_identity import SameTopic, TopicIdentity
 from instep.pipeline import continuity
 from instep.pipeline.apply import together, transaction
-from instep.pipeline.apply.batch import BatchOutcome, Probe, Writer, no_probe
+from instep.pipeline.apply.batch import BatchOutcome, Writer, find_probe
 from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
@@ -168,19 +166,6 @@ class Applier:
 def is_full(records: Sized, size: int) -> bool:
     """Return whether these records, of `size` bytes, must be applied before more are read."""
     return size > BATCH_BYTES_MAX or len(records) >= BATCH_RECORDS_MAX
-
-
-def find_probe() -> Probe:
-    """Return the function, named by INSTEP_PROBE as module:function, that observes transactions.
-
-    Tests and experiments use it to act between two steps.
-    """
-    name = os.environ.get("INSTEP_PROBE")
-    if not name:
-        return no_probe
-    module, _, function = name.partition(":")
-    probe: Probe = getattr(importlib.import_module(module), function)
-    return probe
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,17 +11,25 @@ if TYPE_CHECKING:
 
 
 def open_sink(to: Target) -> Sink:
-    """Open a connection to the target. Its URL decides which driver is imported."""
-    match to.url.partition("+")[0].partition(":")[0]:
+    """Open a connection to the target."""
+    return open_sinks([to])[0]
+
+
+def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+    """Open one connection for targets in the same database, written in one transaction.
+
+    Its URL decides which driver is imported. The first sink begins and ends transactions.
+    """
+    match targets[0].url.partition("+")[0].partition(":")[0]:
         case "sqlite":
             from instep.sinks import sqlite
 
-            return sqlite.open_sink(to)
+            return sqlite.open_sinks(targets)
         case "postgresql":
             from instep.sinks import postgres
 
-            return postgres.open_sink(to)
+            return postgres.open_sinks(targets)
         case _:
             from instep.sinks import mysql
 
-            return mysql.open_sink(to)
+            return mysql.open_sinks(targets)

@@ -7,15 +7,18 @@ begins and ends, and in which order its statements come, is up to the caller (`p
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from instep import errors, extras
 from instep.sinks.target import Target, database_url
 
 Rows = Iterable[tuple[Any, ...]]
+
+STAGE = "instep_stage"
 
 
 class _QuotedNames(dict[str, str]):
@@ -32,8 +35,9 @@ class _QuotedNames(dict[str, str]):
 class Connection(abc.ABC):
     """A connection to the target of one pipeline. Not for use by several threads.
 
-    A database implements the abstract methods. The session has a temporary table, `instep_stage`,
-    into which the target table loads rows before it writes them.
+    A database implements the abstract methods. The session has a temporary table, the stage, into
+    which the target table loads rows before it writes them. Several tables that are written in one
+    transaction share the session, each with a stage of its own.
     """
 
     placeholder: ClassVar[str] = "%s"
@@ -41,20 +45,21 @@ class Connection(abc.ABC):
     rows_begin: ClassVar[str] = ""  # before a list of rows behind IN
     for_update: ClassVar[str] = " FOR UPDATE"
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, stage: str = STAGE) -> None:
         self.target = target
+        self.stage = stage
         self.url = database_url(target.url)
         self.dialect = self.url.get_dialect()()
         # the largest record that the quarantine can keep, if the database has a limit
         self.record_bytes_max: int | None = None
         self._names = _QuotedNames(self.quoted)
         self._statements: dict[str, str] = {}
-        self._stage_columns = ""
+        self._stages: dict[str, str] = {}  # the columns of each stage of the session
         self._stage_is_used = False  # in the current transaction
 
-    def open(self, stage_columns: str) -> None:
-        """Connect, and create the temporary table `instep_stage` with these columns."""
-        self._stage_columns = stage_columns
+    def open(self, stages: Mapping[str, str]) -> None:
+        """Connect, and create these stages: for each name its columns, as in CREATE TABLE."""
+        self._stages = dict(stages)
         with self.translated():
             try:
                 self.connect()
@@ -63,11 +68,21 @@ class Connection(abc.ABC):
                     self.close()
                 raise
 
+    def beside(self, target: Target, stage: str) -> Self:
+        """Return this session for another table, which has its own stage.
+
+        Only this connection, not the returned one, begins and ends transactions.
+        """
+        other = copy.copy(self)
+        other.target, other.stage = target, stage
+        other._stage_is_used = False
+        return other
+
     # --- what each database implements ---------------------------------------------------------
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Set `driver` to an open connection and prepare the session, including the stage."""
+        """Set `driver` to an open connection and prepare the session, including its stages."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -230,7 +245,7 @@ class Connection(abc.ABC):
 
     def clear_stage(self) -> None:
         """Remove all rows from the stage."""
-        self.execute("DELETE FROM instep_stage")
+        self.execute(f"DELETE FROM {self.stage}")
 
     # --- statements ----------------------------------------------------------------------------
 

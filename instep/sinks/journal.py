@@ -167,7 +167,7 @@ RENAME_TOPIC = (
 )
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 STAGED_DELETED = (
-    "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}}"
+    "SELECT 1 FROM {{stage}} AS s JOIN instep_deleted AS d ON d.document = {{key}}"
     " WHERE d.pipeline = ? LIMIT 1"
 )
 SELECT_DELETED = (
@@ -309,6 +309,7 @@ class Journal:
         if staged_key is None:
             return bool(self.deleted_orders(documents))
         statement = self.connection.sql(STAGED_DELETED).replace("{key}", staged_key)
+        statement = statement.replace("{stage}", self.connection.stage)
         return bool(self.connection.select(statement, (self.pipeline,)))
 
     def keep_deleted_orders(self, orders: Mapping[DocumentId, int]) -> None:

@@ -26,7 +26,7 @@ from instep.document.mapping import TargetColumn
 from instep.sinks import tables, target, tls
 from instep.sinks.connection import Connection, Rows, no_driver
 from instep.sinks.journal import Journal
-from instep.sinks.sink import Sink
+from instep.sinks.sink import Sink, open_together
 from instep.sinks.stored_values import chunks, timestamp_text
 from instep.sinks.target import Target
 from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
@@ -246,9 +246,8 @@ class MysqlConnection(Connection):
         self.rows_bytes_max = min(STATEMENT_BYTES_MAX, self._packet_bytes // 2)
         self.has_row_alias = "MariaDB" not in version and _release(version) >= ROW_ALIAS_SINCE
         self.duplicates: int | None = None  # existing rows that the last `insert_rows` met
-        self.cursor.execute(
-            f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns}) ENGINE = InnoDB"
-        )
+        for name, columns in self._stages.items():
+            self.cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns}) ENGINE = InnoDB")
 
     def close(self) -> None:
         if self.driver.open:
@@ -263,7 +262,7 @@ class MysqlConnection(Connection):
     def begin(self) -> None:
         if self._stage_is_used:
             # TRUNCATE is faster than DELETE, but commits: only between transactions
-            self.execute("TRUNCATE TABLE instep_stage")
+            self.execute(f"TRUNCATE TABLE {self.stage}")
         super().begin()
 
     def begin_snapshot(self) -> None:
@@ -490,14 +489,15 @@ class MysqlTargetTable(TargetTable):
                 written = self.connection.insert_rows(self._insert(columns), rows)
             else:
                 self.connection.claim_stage()
-                self.connection.append("instep_stage", columns, rows, skip_existing=False)
+                self.connection.append(self.connection.stage, columns, rows, skip_existing=False)
                 written = self._update(group.columns)
             self.check_written(written, len(rows))
 
     def fill_stage(self, rows: Sequence[StagedRow]) -> None:
         self.connection.claim_stage()
         columns = (*self.key_names, *self.columns, STAGE_FIRST)
-        self.connection.append("instep_stage", columns, list(self.flat(rows)), skip_existing=False)
+        staged = list(self.flat(rows))
+        self.connection.append(self.connection.stage, columns, staged, skip_existing=False)
         self._staged = len(rows)
 
     def late_rows(self) -> Rows:
@@ -509,7 +509,7 @@ class MysqlTargetTable(TargetTable):
         if self.guard:
             operator = ">" if self.target.rules.order_is_time else ">="
             later = f"t.{self.guard} {operator} s.{STAGE_FIRST}"
-        join = f"FROM instep_stage AS s JOIN {self.name} AS t ON {self.same_document()}"
+        join = f"FROM {self.connection.stage} AS s JOIN {self.name} AS t ON {self.same_document()}"
         counts = self.connection.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")
         self._existing, late = counts[0]
         if not late:
@@ -560,7 +560,7 @@ class MysqlTargetTable(TargetTable):
                     f" WHERE t.{self.keys[0]} IS NULL"
                 )
             changed += self.connection.execute(
-                f"{self._insert(columns)} SELECT {staged} FROM instep_stage AS s{absent}"
+                f"{self._insert(columns)} SELECT {staged} FROM {self.connection.stage} AS s{absent}"
             )
         return changed
 
@@ -579,15 +579,14 @@ class MysqlTargetTable(TargetTable):
             f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns
         )
         return self.connection.execute(
-            f"UPDATE {self.name} AS t JOIN instep_stage AS s ON {self.matches_key()}"
+            f"UPDATE {self.name} AS t JOIN {self.connection.stage} AS s ON {self.matches_key()}"
             f" SET {values} WHERE TRUE{self.guard_condition(columns=columns)}"
         )
 
 
-def open_sink(to: Target) -> Sink:
-    """Open a connection to a target in MariaDB or MySQL."""
-    opened = MysqlConnection(to)
-    return Sink(MysqlTargetTable(opened), MysqlJournal(opened))
+def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+    """Open one session for targets in MariaDB or MySQL."""
+    return open_together(targets, MysqlConnection, MysqlTargetTable, MysqlJournal)
 
 
 def _fields(values: Sequence[Any]) -> Iterable[str]:

@@ -18,7 +18,7 @@ from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, tls
 from instep.sinks.connection import Connection, Rows, no_driver
 from instep.sinks.journal import Journal
-from instep.sinks.sink import Sink
+from instep.sinks.sink import Sink, open_together
 from instep.sinks.target import Target
 from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
 
@@ -115,6 +115,12 @@ APPEND_TYPES = {
     "action": "text",
     "outcome": "text",
     "actor": "text",
+    "token": "text",
+    "number": "int4",
+    "sink": "text",
+    "run_id": "text",
+    "batch_id": "int8",
+    "data": "bytea",
 }
 
 # Deferred constraints are checked row by row, not at the commit.
@@ -152,22 +158,24 @@ class PostgresConnection(Connection):
         self._cursor = self.driver.cursor(binary=True)
         self._begins = False  # whether the transaction begins with the next statement
         self._prepared = PreparedStatements(self.driver)
-        stage = f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})"
+        stages = [
+            f"CREATE TEMPORARY TABLE {name} ({columns})" for name, columns in self._stages.items()
+        ]
         if self.is_pooled:
             self._local_settings = [
                 f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()
             ]
             # an older version may have left a stage in a session that the pooler still keeps
             self._local_stage = [
-                "DROP TABLE IF EXISTS pg_temp.instep_stage",
-                f"{stage} ON COMMIT DROP",
+                *(f"DROP TABLE IF EXISTS pg_temp.{name}" for name in self._stages),
+                *(f"{stage} ON COMMIT DROP" for stage in stages),
             ]
             with self.transaction(keep=False):  # raises if the pooler is in statement mode
                 pass
         else:
             self._local_settings = self._local_stage = []
             self._run_all(*(f"SET {name} = '{value}'" for name, value in SETTINGS.items()))
-            self._run_all(f"{stage} ON COMMIT DELETE ROWS")
+            self._run_all(*(f"{stage} ON COMMIT DELETE ROWS" for stage in stages))
 
     def close(self) -> None:
         self.driver.close()
@@ -354,7 +362,7 @@ class PostgresTargetTable(TargetTable):
         arrays = ", ".join(f"%s::{kind}[]" for kind in (*self._stage_types, self._first_type))
         names = ", ".join(map(self.quoted, (*self._stage_names, STAGE_FIRST)))
         self._upsert_arrays = self._upsert_statement(f"unnest({arrays}) AS s ({names})")
-        self._upsert_stage = self._upsert_statement("instep_stage AS s")
+        self._upsert_stage = self._upsert_statement(f"{connection.stage} AS s")
 
     def stage_columns(self) -> str:
         definitions = [
@@ -426,7 +434,10 @@ class PostgresTargetTable(TargetTable):
         self.connection.claim_stage()
         names = ["stage_group", *self._stage_names]
         self.connection.copy_rows(
-            "instep_stage", names, ["int2", *self._stage_types], self._group_rows(groups)
+            self.connection.stage,
+            names,
+            ["int2", *self._stage_types],
+            self._group_rows(groups),
         )
         for group in groups:
             written = self._insert(group) if group.is_insert else self._update(group)
@@ -442,7 +453,7 @@ class PostgresTargetTable(TargetTable):
         self.connection.claim_stage()
         names = [*self._stage_names, STAGE_FIRST]
         types = [*self._stage_types, self._first_type]
-        self.connection.copy_rows("instep_stage", names, types, self.flat(rows))
+        self.connection.copy_rows(self.connection.stage, names, types, self.flat(rows))
 
     def upsert(self, rows: Sequence[StagedRow]) -> int:
         # A few rows as arrays take one round trip, where COPY and the stage take three.
@@ -478,7 +489,7 @@ class PostgresTargetTable(TargetTable):
         values = ", ".join([*self.keys, *(self._cast(column) for column in group.columns)])
         order = ", ".join(f"s.{key}" for key in self.keys)
         return self.connection.execute(
-            f"INSERT INTO {self.name} ({names}) SELECT {values} FROM instep_stage AS s"
+            f"INSERT INTO {self.name} ({names}) SELECT {values} FROM {self.connection.stage} AS s"
             f" WHERE stage_group = %s ORDER BY {order} ON CONFLICT ({self.key}) DO NOTHING",
             (group.number,),
         )
@@ -489,7 +500,7 @@ class PostgresTargetTable(TargetTable):
         )
         condition = self.matches_key() + self.guard_condition(columns=group.columns)
         return self.connection.execute(
-            f"UPDATE {self.name} AS t SET {values} FROM instep_stage AS s"
+            f"UPDATE {self.name} AS t SET {values} FROM {self.connection.stage} AS s"
             f" WHERE s.stage_group = %s AND {condition}",
             (group.number,),
         )
@@ -502,10 +513,9 @@ class PostgresTargetTable(TargetTable):
         return f"s.{self.quoted(name)}::{declared}"
 
 
-def open_sink(to: Target) -> Sink:
-    """Open a connection to a target in PostgreSQL."""
-    opened = PostgresConnection(to)
-    return Sink(PostgresTargetTable(opened), Journal(opened))
+def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+    """Open one session for targets in PostgreSQL."""
+    return open_together(targets, PostgresConnection, PostgresTargetTable, Journal)
 
 
 def _key_cast(key: TargetColumn) -> str:

@@ -5,31 +5,34 @@ A sink runs inside the caller's transaction; see `pipeline/apply` for the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from instep.document import guard
 from instep.document.guard import DocumentId, Stored
+from instep.sinks.connection import STAGE, Connection
 from instep.sinks.journal import WRITTEN_TABLES, Journal
 from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.ledger import Ledger
-from instep.sinks.target import Position
+from instep.sinks.target import Position, Target
 from instep.sinks.target_table import TargetTable
+
+OfConnection = TypeVar("OfConnection", bound=Connection)
 
 
 class Sink:
     """An open connection to the target of one pipeline. Not for use by several threads."""
 
     def __init__(self, table: TargetTable, journal: Journal) -> None:
-        """Open the connection that both parts use."""
+        """Take the parts, which use one open connection."""
         self.connection = table.connection
         self.target = table.target
         self.table = table
         self.journal = journal
         self.ledger = Ledger(self.connection)
-        self.connection.open(table.stage_columns())
 
     @property
     def url(self) -> sa.URL:
@@ -97,3 +100,22 @@ class Sink:
         with self.transaction(keep=False):
             for statement in (*self.table.statement_checks(), *appends):
                 self.connection.execute(statement)
+
+
+def open_together(
+    targets: Sequence[Target],
+    connect: Callable[[Target, str], OfConnection],
+    table: Callable[[OfConnection], TargetTable],
+    journal: Callable[[OfConnection], Journal],
+) -> list[Sink]:
+    """Open one session for several targets in a database, whose tables share its transactions.
+
+    The first sink begins and ends them.
+    """
+    stages = [STAGE, *(f"{STAGE}_{number}" for number in range(1, len(targets)))]
+    closed = [connect(target, stage) for target, stage in zip(targets, stages, strict=True)]
+    columns = {one.stage: table(one).stage_columns() for one in closed}
+    first = closed[0]
+    first.open(columns)
+    opened = [first, *(first.beside(one.target, one.stage) for one in closed[1:])]
+    return [Sink(table(one), journal(one)) for one in opened]

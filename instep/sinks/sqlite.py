@@ -25,7 +25,7 @@ from instep.document.reasons import Unfit
 from instep.sinks import target
 from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal import Journal
-from instep.sinks.sink import Sink
+from instep.sinks.sink import Sink, open_together
 from instep.sinks.stored_values import chunks, timestamp_text
 from instep.sinks.target import Target
 from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
@@ -77,7 +77,8 @@ class SqliteConnection(Connection):
         self.driver.execute("PRAGMA synchronous = NORMAL")
         self.driver.execute("PRAGMA foreign_keys = ON")
         self.driver.execute("PRAGMA temp_store = MEMORY")
-        self.driver.execute(f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})")
+        for name, columns in self._stages.items():
+            self.driver.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
 
     def close(self) -> None:
         self.driver.close()
@@ -202,7 +203,9 @@ class SqliteTargetTable(TargetTable):
         columns = zip(*self.flat(rows), strict=True)
         bound = zip(*map(self._bind_column, columns), strict=True)
         marks = self.connection.placeholders(len(self.keys) + len(self.columns) + 1)
-        self.connection.driver.executemany(f"INSERT INTO instep_stage VALUES ({marks})", bound)
+        self.connection.driver.executemany(
+            f"INSERT INTO {self.connection.stage} VALUES ({marks})", bound
+        )
 
     def upsert_stage(self) -> int:
         names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
@@ -210,7 +213,8 @@ class SqliteTargetTable(TargetTable):
             f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns
         )
         return self.connection.execute(
-            f"INSERT INTO {self.name} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
+            f"INSERT INTO {self.name} AS t ({names})"
+            f" SELECT {names} FROM {self.connection.stage} WHERE TRUE"
             f" ON CONFLICT ({self.key}) DO UPDATE SET {changes}"
             f" WHERE TRUE{self.guard_condition('excluded.{}')}"
         )
@@ -241,10 +245,9 @@ class SqliteTargetTable(TargetTable):
         return map(self.connection.bind, values)
 
 
-def open_sink(to: Target) -> Sink:
-    """Open a connection to a target in SQLite."""
-    opened = SqliteConnection(to)
-    return Sink(SqliteTargetTable(opened), Journal(opened))
+def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+    """Open one session for targets in SQLite."""
+    return open_together(targets, SqliteConnection, SqliteTargetTable, Journal)
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:

@@ -76,7 +76,7 @@ class TargetTable(abc.ABC):
 
     @abc.abstractmethod
     def stage_columns(self) -> str:
-        """Return the columns of the temporary table `instep_stage`, as in CREATE TABLE."""
+        """Return the columns of the stage, as in CREATE TABLE."""
 
     @abc.abstractmethod
     def write_groups(self, groups: list[ColumnGroup]) -> None:
@@ -122,7 +122,7 @@ class TargetTable(abc.ABC):
         later = ">" if self.target.rules.order_is_time else ">="
         return self.connection.select(
             f"SELECT {self.key_expressions('t.')}, {self.guard_expression('t.')}"
-            f" FROM instep_stage AS s JOIN {self.name} AS t ON {self.same_document()}"
+            f" FROM {self.connection.stage} AS s JOIN {self.name} AS t ON {self.same_document()}"
             f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
         )
 
@@ -325,7 +325,7 @@ class TargetTable(abc.ABC):
         column = self.quoted(self.columns[0])
         statements = [
             f"UPDATE {self.name} SET {column} = {column} WHERE FALSE",
-            "SELECT 1 FROM instep_stage WHERE FALSE",
+            f"SELECT 1 FROM {self.connection.stage} WHERE FALSE",
         ]
         if self.target.rules.missing == "insert":
             statements.append(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import importlib
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -140,3 +142,16 @@ Probe = Callable[[ProbeEvent], None]
 
 def no_probe(_event: ProbeEvent) -> None:
     """Ignore the step. Tests and benchmarks pass a probe of their own."""
+
+
+def find_probe() -> Probe:
+    """Return the function, named by INSTEP_PROBE as module:function, that observes transactions.
+
+    Tests and experiments use it to act between two steps.
+    """
+    name = os.environ.get("INSTEP_PROBE")
+    if not name:
+        return no_probe
+    module, _, function = name.partition(":")
+    probe: Probe = getattr(importlib.import_module(module), function)
+    return probe

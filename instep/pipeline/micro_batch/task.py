@@ -16,8 +16,8 @@ import pyarrow as pa
 from instep import errors
 from instep.document.decoding import Record
 from instep.pipeline import counts, failures
-from instep.pipeline.applier import Applier, TaskPlan, find_probe, is_full
-from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent
+from instep.pipeline.applier import Applier, TaskPlan, is_full
+from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent, find_probe
 from instep.pipeline.micro_batch import arrow_records
 from instep.sinks.target import Target
 

@@ -23,9 +23,8 @@ from instep.pipeline.applier import (
     Applier,
     TaskPlan,
     cluster_of,
-    find_probe,
 )
-from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent
+from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent, find_probe
 from instep.pipeline.resident.messages import (
     Applied,
     Assign,
