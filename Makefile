@@ -77,5 +77,5 @@ $(READY): requirements.lock pyproject.toml
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .; \
 	fi
-	@$(BIN)/python -m compileall -q instep instep_lab instep_bench
+	@$(BIN)/python -m compileall -q instep instep_lab instep_bench pyspark_instep.py
 	@touch $@

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from instep.emit.publisher import Publisher
     from instep.operate.outcomes import OutcomeReader
     from instep.settings import OutboxColumns, Security, Settings
+    from instep.spark_sink.definition import table
+    from instep.spark_sink.foreach_batch import sink
 
 __version__ = "0.1.0"
 
@@ -47,6 +49,8 @@ __all__ = [
     "init",
     "load_settings",
     "run",
+    "sink",
+    "table",
     "testing",
 ]
 
@@ -68,6 +72,8 @@ _HOMES = {
     "init": "instep.api",
     "load_settings": "instep.api",
     "run": "instep.api",
+    "sink": "instep.spark_sink.foreach_batch",
+    "table": "instep.spark_sink.definition",
 }
 
 if not TYPE_CHECKING:

@@ -32,7 +32,7 @@
     │   └── TransactionUndone     and the database rolled back the transaction
     ├── RelaySessionEnded         the relay starts a new session
     │   └── LeaseLost             another relay process has taken over
-    └── NamedStop                 ends a pipeline or relay before it does harm    exit 3
+    └── NamedStop                 ends a pipeline, relay or sink before harm is done    exit 3
         ├── Fenced                FENCED
         ├── TopicGone             TOPIC_GONE
         ├── TopicReplaced         TOPIC_REPLACED
@@ -46,7 +46,12 @@
         ├── PositionMissing       POSITION_MISSING
         ├── ForeignTransactions   FOREIGN_TRANSACTIONS
         ├── OutboxRowTooLarge     OUTBOX_ROW_TOO_LARGE
-        └── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
+        ├── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
+        ├── CheckpointReplaced    CHECKPOINT_REPLACED
+        ├── BatchDiffers          BATCH_DIFFERS
+        ├── BatchesMissing        BATCHES_MISSING
+        ├── StagingLost           STAGING_LOST
+        └── KeyNotUnique          KEY_NOT_UNIQUE
 
 Callers retry by type, never by text. Each driver's errors are translated in one place, beside the
 driver. Each type has a usual remedy, for errors that are raised without one of their own.
@@ -426,6 +431,49 @@ class OutputTopicChanged(NamedStop):
     usual_remedy = (
         "accept the topic as it is now: instep relay reset --to current; then: instep relay run"
     )
+
+
+class CheckpointReplaced(NamedStop):
+    """Another streaming query writes to a sink: the checkpoint was deleted, or is another one.
+
+    Its batch ids begin again, so none of them can be compared with what is applied.
+    """
+
+    code = "CHECKPOINT_REPLACED"
+    usual_remedy = "let the sink accept the new query: instep sink adopt; then start it again"
+
+
+class BatchDiffers(NamedStop):
+    """A batch of a streaming query comes again, with other rows than those that are applied."""
+
+    code = "BATCH_DIFFERS"
+    usual_remedy = (
+        "end other queries with the same checkpoint; then let the sink accept the batch as a new"
+        " one: instep sink adopt"
+    )
+
+
+class BatchesMissing(NamedStop):
+    """A streaming query is ahead of its sink: batches between them were never applied here."""
+
+    code = "BATCHES_MISSING"
+    usual_remedy = (
+        "restore the checkpoint that belongs to this database, or accept the gap: instep sink adopt"
+    )
+
+
+class StagingLost(NamedStop):
+    """Rows that a task staged for a sink are no longer in the database."""
+
+    code = "STAGING_LOST"
+    usual_remedy = "start the query again: Spark repeats the batch"
+
+
+class KeyNotUnique(NamedStop):
+    """A batch has several rows with the same key, and no order that says which is the latest."""
+
+    code = "KEY_NOT_UNIQUE"
+    usual_remedy = "aggregate to one row per key, or name the column that orders them: order"
 
 
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any

@@ -864,6 +864,11 @@ def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
             _refuse_unknown(value, known[key], f"{where}{key}.")
 
 
+def expanded(text: str, where: str, environ: Mapping[str, str]) -> str:
+    """Return a text with the values of `${NAME}`, percent-encoded in a URL's login."""
+    return str(_expand(text, where, environ))
+
+
 def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
     """Replace `${NAME}` in every string; percent-encode the value in a URL's login."""
     if isinstance(tree, dict):

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "run",
     "relay": "relay",
     "load": "load",
+    "sink": "sink",
     "show": "show",
     "await": "await_command",
     "settings": "settings_command",

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Set up": ("demo", "init", "up", "down", "settings", "doctor"),
-    "Run": ("emit", "relay", "poll", "run", "load"),
+    "Run": ("emit", "relay", "poll", "run", "load", "sink"),
     "Inspect": ("status", "show", "await", "history", "explain"),
     "Quarantine": ("dead", "parked"),
     "Check and repair": ("vet", "reconcile", "replay", "rewind"),

@@ -205,6 +205,58 @@ LOADS = sa.Table(
 )
 
 
+# The tables of Spark sinks. A pipeline does not need them: a sink creates them when it starts.
+sink_metadata = sa.MetaData()
+
+# One row per sink: what it has applied, and the epoch of the run that writes. Locked by every
+# batch.
+SINKS = sa.Table(
+    "instep_sinks",
+    sink_metadata,
+    sa.Column("sink", name_type(100), primary_key=True),
+    sa.Column("query_id", name_type(64)),  # null: the next batch of any query is applied
+    sa.Column("batch_id", sa.BigInteger),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("next_row", sa.BigInteger, nullable=False),  # the number of rows so far
+    sa.Column("committed_at", time_type()),
+    **TRANSACTIONAL,
+)
+
+# The runs of a query that have written, and the epoch of each
+SINK_RUNS = sa.Table(
+    "instep_sink_runs",
+    sink_metadata,
+    sa.Column("sink", name_type(100), primary_key=True),
+    sa.Column("run_id", name_type(64), primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    **TRANSACTIONAL,
+)
+
+# The latest batches of a sink, so that a batch that comes again is recognised
+BATCHES = sa.Table(
+    "instep_batches",
+    sink_metadata,
+    sa.Column("sink", name_type(100), primary_key=True),
+    sa.Column("batch_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("offsets", long_text()),  # as Spark planned them; null if they are not known
+    sa.Column("digest", name_type(64), nullable=False),
+    **TRANSACTIONAL,
+)
+
+# Rows on their way from a task to the driver, if they are too many for a commit message
+STAGED_ROWS = sa.Table(
+    "instep_staged_rows",
+    sink_metadata,
+    sa.Column("token", name_type(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sink", name_type(100), nullable=False),
+    sa.Column("run_id", name_type(64), nullable=False),
+    sa.Column("batch_id", sa.BigInteger, nullable=False),
+    sa.Column("data", bytes_type(), nullable=False),
+    **TRANSACTIONAL,
+)
+
+
 # Columns that earlier versions called something else.
 RENAMED = {DECISIONS.name: {"deed": "action", "why": "reason", "who": "actor"}}
 

@@ -1,0 +1,229 @@
+"""The batches of Spark sinks: what each has applied, which run writes, and rows that are staged.
+
+Kept in `instep_sinks`, `instep_sink_runs`, `instep_batches` and `instep_staged_rows`, and changed
+in the transaction that writes the rows. The caller holds the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from instep import errors
+from instep.sinks import inspection, target
+from instep.sinks.connection import Connection
+from instep.sinks.stored_values import utc_time
+from instep.sinks.tables import create, metadata, sink_metadata
+
+BATCHES_KEPT = 100  # as many as Spark keeps in a checkpoint
+RUNS_KEPT = 1_000
+STAGED_COLUMNS = ("token", "number", "sink", "run_id", "batch_id", "data")
+CHUNKS_AT_ONCE = 32
+
+SELECT_SINK = (
+    "SELECT query_id, batch_id, epoch, next_row, committed_at FROM instep_sinks WHERE sink = ?"
+)
+INSERT_SINK = "INSERT INTO instep_sinks (sink, epoch, next_row) VALUES (?, 0, 0)"
+# Compare-and-set: changes nothing if another writer has moved the row.
+ADVANCE_SINK = (
+    "UPDATE instep_sinks SET query_id = ?, batch_id = ?, epoch = ?, next_row = ?, committed_at = ?"
+    " WHERE sink = ? AND epoch = ? AND next_row = ?"
+)
+ADOPT = "UPDATE instep_sinks SET query_id = NULL, batch_id = NULL WHERE sink = :sink"
+FORGET_BATCHES = "DELETE FROM instep_batches WHERE sink = :sink"
+SELECT_RUN = "SELECT epoch FROM instep_sink_runs WHERE sink = ? AND run_id = ?"
+INSERT_RUN = "INSERT INTO instep_sink_runs (sink, run_id, epoch) VALUES (?, ?, ?)"
+DELETE_RUNS = "DELETE FROM instep_sink_runs WHERE sink = ? AND epoch < ?"
+SELECT_BATCH = "SELECT offsets, digest FROM instep_batches WHERE sink = ? AND batch_id = ?"
+INSERT_BATCH = "INSERT INTO instep_batches (sink, batch_id, offsets, digest) VALUES (?, ?, ?, ?)"
+DELETE_BATCHES = "DELETE FROM instep_batches WHERE sink = ? AND batch_id < ?"
+SELECT_STAGED = (
+    "SELECT data FROM instep_staged_rows WHERE token = ? AND number >= ? AND number < ?"
+    " ORDER BY number"
+)
+DELETE_STAGED_OF_OTHER_RUNS = "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id <> ?"
+DELETE_STAGED_UP_TO = (
+    "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id = ? AND batch_id <= ?"
+)
+SELECT_ALL = (
+    "SELECT sink, query_id, batch_id, epoch, next_row, committed_at FROM instep_sinks ORDER BY sink"
+)
+
+
+class StoredSink(msgspec.Struct, frozen=True):
+    """A row of `instep_sinks`: the last batch that was applied, and the epoch of its writer.
+
+    Without a query, the next batch of any query is applied.
+    """
+
+    query_id: str | None = None
+    batch_id: int | None = None
+    epoch: int = 0
+    next_row: int = 0
+    committed_at: datetime | None = None
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """What is known of a batch that was applied: its planned offsets and the digest of its rows."""
+
+    offsets: str | None
+    digest: str
+
+
+class Batches:
+    """The state of one sink."""
+
+    def __init__(self, connection: Connection, sink: str) -> None:
+        self._connection, self._sink = connection, sink
+
+    def lock(self) -> StoredSink:
+        """Return the sink's row, locked until the transaction ends. A new sink gets one."""
+        opened = self._connection
+        query = opened.sql(SELECT_SINK) + opened.for_update
+        rows = opened.select(query, (self._sink,))
+        if rows:
+            return _stored(rows[0])
+        try:
+            with opened.translated():
+                opened.execute(opened.sql(INSERT_SINK), (self._sink,))
+        except errors.RowRefused as error:
+            raise errors.Transient(
+                f"another query has just started the sink: {error.what}"
+            ) from error
+        return StoredSink()
+
+    def run_epoch(self, run_id: str) -> int | None:
+        """Return the epoch of a run that has written before."""
+        rows = self._select(SELECT_RUN, self._sink, run_id)
+        return int(rows[0][0]) if rows else None
+
+    def batch(self, batch_id: int) -> StoredBatch | None:
+        """Return one of the latest batches."""
+        rows = self._select(SELECT_BATCH, self._sink, batch_id)
+        return StoredBatch(*rows[0]) if rows else None
+
+    def add_run(self, run_id: str, epoch: int) -> None:
+        """Keep the epoch of a run, and remove what its predecessors staged."""
+        self._execute(INSERT_RUN, self._sink, run_id, epoch)
+        self._execute(DELETE_RUNS, self._sink, epoch - RUNS_KEPT)
+        self._execute(DELETE_STAGED_OF_OTHER_RUNS, self._sink, run_id)
+
+    def add_batch(self, batch_id: int, batch: StoredBatch) -> None:
+        """Keep a batch that is applied now. After `adopt`, its id may have been used before."""
+        self._execute(INSERT_BATCH, self._sink, batch_id, batch.offsets, batch.digest)
+        self._execute(DELETE_BATCHES, self._sink, batch_id - BATCHES_KEPT)
+
+    def advance(self, before: StoredSink, after: StoredSink) -> None:
+        """Replace the sink's row by compare-and-set."""
+        changed = self._execute(
+            ADVANCE_SINK,
+            after.query_id,
+            after.batch_id,
+            after.epoch,
+            after.next_row,
+            self._connection.bind_time(datetime.now(UTC)),
+            self._sink,
+            before.epoch,
+            before.next_row,
+        )
+        if changed != 1:
+            raise errors.Fenced(
+                f"another writer has moved the state of sink {self._sink!r}",
+                "the other query continues, and nothing is lost; end it, then start this one again",
+            )
+
+    # --- staged rows ---------------------------------------------------------------------------
+
+    def stage(
+        self, token: str, run_id: str, batch_id: int, first: int, data: Sequence[bytes]
+    ) -> None:
+        """Add chunks of rows under a token, numbered from `first`."""
+        rows = [
+            (token, number, self._sink, run_id, batch_id, chunk)
+            for number, chunk in enumerate(data, start=first)
+        ]
+        self._connection.append("instep_staged_rows", STAGED_COLUMNS, rows, skip_existing=False)
+
+    def staged(self, token: str, count: int) -> Iterator[bytes]:
+        """Return the chunks of a token, a few at a time. Raise StagingLost if some are missing."""
+        found = 0
+        for first in range(0, count, CHUNKS_AT_ONCE):
+            last = min(first + CHUNKS_AT_ONCE, count)
+            for (data,) in self._select(SELECT_STAGED, token, first, last):
+                found += 1
+                yield bytes(data)
+        if found != count:
+            raise errors.StagingLost(
+                f"sink {self._sink!r}: a task staged {count} chunks of rows,"
+                f" but instep_staged_rows has {found} of them"
+            )
+
+    def remove_staged(self, run_id: str, batch_id: int) -> None:
+        """Remove what tasks of this run staged for this batch and those before it.
+
+        Also what repeated and speculative tasks staged, which never reached the driver.
+        """
+        self._execute(DELETE_STAGED_UP_TO, self._sink, run_id, batch_id)
+
+    def _execute(self, statement: str, *parameters: Any) -> int:
+        return self._connection.execute(self._connection.sql(statement), parameters)
+
+    def _select(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self._connection.select(self._connection.sql(statement), parameters)
+
+
+def create_missing(url: str) -> None:
+    """Create instep's own tables, also those of sinks, where the database lacks them."""
+    where = target.database_url(url)
+    with inspection.connection(where) as opened:
+        existing = set(sa.inspect(opened).get_table_names())
+        missing = [
+            table
+            for table in (*metadata.sorted_tables, *sink_metadata.sorted_tables)
+            if table.name not in existing
+        ]
+        statements = [text for table in missing for text in create(table, opened.dialect)]
+        for statement in statements:
+            try:
+                opened.exec_driver_sql(statement)
+            except sa.exc.DBAPIError as error:
+                opened.rollback()
+                # another query may be creating the same tables
+                table_names = set(sa.inspect(opened).get_table_names())
+                if all(table.name in table_names for table in missing):
+                    return
+                ours = inspection.translate(where, error.orig) if error.orig else None
+                if isinstance(ours, errors.PermissionLost):
+                    listed = ";\n".join(statements)
+                    raise errors.NotAuthorised(
+                        f"instep's own tables cannot be created: {ours.what}",
+                        f"have an administrator run these statements:\n{listed};",
+                    ) from error
+                raise
+        opened.commit()
+
+
+def adopt(url: str, sink: str) -> None:
+    """Let the next batch of any query be applied to a sink."""
+    with inspection.connection(target.database_url(url)) as opened:
+        # the sink's row first, as a batch does, so that neither can overtake the other
+        for statement in (ADOPT, FORGET_BATCHES):
+            opened.execute(sa.text(statement), {"sink": sink})
+        opened.commit()
+
+
+def stored_sinks(url: str) -> dict[str, StoredSink]:
+    """Return all sinks of a database by name."""
+    with inspection.connection(target.database_url(url)) as opened:
+        if not sa.inspect(opened).has_table("instep_sinks"):
+            return {}
+        return {str(row[0]): _stored(tuple(row[1:])) for row in opened.execute(sa.text(SELECT_ALL))}
+
+
+def _stored(row: Sequence[Any]) -> StoredSink:
+    query_id, batch_id, epoch, next_row, committed_at = row
+    return StoredSink(query_id, batch_id, int(epoch), int(next_row), utc_time(committed_at))

@@ -1,0 +1,166 @@
+"""The foreachBatch door: `foreachBatch(instep.sink(...))`, for update mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from instep import errors
+from instep.spark_sink import definition
+from instep.spark_sink.definition import SinkDefinition, SinkTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from instep.sinks.target import Target
+    from instep.spark_sink.merge import MergeResult, TaskMessage
+
+
+def sink(
+    url: str, *tables: SinkTable, name: str | None = None, on_error: str = "stop"
+) -> BatchSink:
+    """Return a function for `foreachBatch` that writes each micro-batch exactly once.
+
+    All tables are written in one transaction. `name` identifies the sink in the database; without
+    it, the names of the tables do. `on_error` is what becomes of rows that a table refuses: "stop"
+    fails the query before anything is written, "park" keeps them in quarantine.
+    """
+    return BatchSink(definition.define(url, tables, name=name, on_error=on_error))
+
+
+class BatchSink:
+    """Writes the micro-batches of one streaming query."""
+
+    def __init__(self, defined: SinkDefinition) -> None:
+        self._definition = defined
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch, unless it was written before."""
+        try:
+            self._write(rows, batch_id)
+        except Exception:
+            raise
+        except BaseException as error:
+            # Spark would wait for ever for an answer of this function.
+            raise RuntimeError(f"the batch was interrupted: {error!r}") from error
+
+    def _write(self, rows: DataFrame, batch_id: int) -> MergeResult:
+        from instep.spark_sink import encoding, session
+        from instep.spark_sink.decision import IncomingBatch
+        from instep.spark_sink.targets import SinkSchema
+
+        schema = SinkSchema(rows.schema.json())
+        planned = _Planned.of(rows)
+        if planned.is_complete:
+            raise errors.SettingsError(
+                'outputMode("complete") brings the whole result at every batch: rows that leave it'
+                " would stay in the table",
+                'use outputMode("update")',
+            )
+        with session.session_of(self._definition, schema) as opened:
+            targets = opened.inspect()
+        messages = _collect(rows, self._definition, targets)
+        query_id = planned.query_id or next((one.query_id for one in messages), "")
+        run_id = planned.run_id or next((one.run_id for one in messages), "")
+        if not (query_id and run_id):
+            raise errors.SettingsError(
+                "the rows do not come from a streaming query",
+                "pass the sink to writeStream.foreachBatch, or write a batch:"
+                ' df.write.format("instep")',
+            )
+        batch = IncomingBatch(
+            query_id,
+            run_id,
+            batch_id,
+            encoding.combined(one.digest for one in messages),
+            planned.offsets,
+        )
+        with session.session_of(self._definition, schema) as opened:
+            return opened.merge(batch, messages)
+
+
+class _Planned(msgspec.Struct, frozen=True):
+    """What the driver knows of a batch. Spark Connect tells nothing of it."""
+
+    query_id: str | None = None
+    run_id: str | None = None
+    offsets: str | None = None
+    is_complete: bool = False
+
+    @classmethod
+    def of(cls, rows: DataFrame) -> _Planned:
+        """Return what Spark has planned.
+
+        The planned offsets count, not those of the checkpoint's file: with two drivers and a file
+        system that is not atomic, the file may be the other driver's.
+        """
+        from instep.spark_sink import decision
+
+        execution: Any = _execution_of(rows)
+        if execution is None:
+            return cls()
+        return cls(
+            execution.id().toString(),
+            execution.runId().toString(),
+            decision.planned(
+                _offsets(execution.committedOffsets()), _offsets(execution.availableOffsets())
+            ),
+            execution.outputMode().toString() == "Complete",
+        )
+
+
+def _execution_of(rows: DataFrame) -> Any:
+    """Return the running query in Spark's JVM; None with Spark Connect."""
+    context: Any = getattr(rows.sparkSession, "_sc", None)
+    if context is None:
+        return None
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return None
+    session: Any = rows.sparkSession
+    # Not from the session's own list of queries: this session is a copy of the one that has it.
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    return running.get(context._jvm.java.util.UUID.fromString(query_id))
+
+
+def _offsets(progress: Any) -> str:
+    """Return the offsets of each source as JSON, in the order of the sources."""
+    pairs = progress.iterator()
+    found = []
+    while pairs.hasNext():
+        pair = pairs.next()
+        found.append(f"{pair._1().toString()}={_canonical(pair._2().json())}")
+    return ";".join(sorted(found))
+
+
+def _canonical(offsets: str) -> str:
+    """Return JSON with its fields in order: a restarted query may write them in another."""
+    try:
+        parsed = msgspec.json.decode(offsets)
+    except msgspec.DecodeError:
+        return offsets
+    return msgspec.json.encode(parsed, order="deterministic").decode()
+
+
+def _collect(rows: DataFrame, defined: SinkDefinition, targets: list[Target]) -> list[TaskMessage]:
+    """Run the tasks, and return their messages."""
+    from instep.spark_sink.merge import TaskMessage
+
+    def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from instep.spark_sink import task
+
+        packed = msgspec.msgpack.encode(task.run(batches, defined, targets))
+        yield pa.record_batch([pa.array([packed])], names=["message"])
+
+    if hasattr(rows, "_jdf"):
+        from instep.pipeline.micro_batch.arrow import map_batches
+
+        mapped = map_batches(rows, encode, "message binary")
+    else:
+        mapped = rows.mapInArrow(encode, "message binary")
+    return [msgspec.msgpack.decode(bytes(row[0]), type=TaskMessage) for row in mapped.collect()]

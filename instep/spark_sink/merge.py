@@ -1,0 +1,282 @@
+"""The one transaction of a sink: all rows of a micro-batch, and that it is applied.
+
+In the driver, in one transaction of the target database:
+
+1. Lock the sink's row. A run that is not known takes the next epoch; an older one is fenced.
+2. Decide whether the batch is applied, skipped or refused (`decision.py`).
+3. Take the rows from the messages of the tasks, and those that they staged. Count the staged ones.
+4. Decode the rows of each table as a pipeline decodes records. Without an order, a key occurs once.
+5. Write them through the pipeline's write path (`pipeline/apply/rows.py`), under key and guard.
+6. Keep refused rows in quarantine, or refuse the batch, as `on_error` says.
+7. Advance the sink's row by compare-and-set, and keep what identifies the batch.
+8. Commit. On any error everything is rolled back.
+
+A commit whose answer was lost needs no special case: the next attempt finds the batch applied, or
+not. Unlike a pipeline's batch, this one is never split into several transactions: Spark may bring
+its rows in another order when it repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+import msgspec
+
+from instep import errors
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.guard import Document, Parked
+from instep.pipeline.apply import fast, rows
+from instep.pipeline.apply.batch import ProbeEvent, find_probe
+from instep.sinks.batches import Batches, StoredBatch, StoredSink
+from instep.sinks.sink import Sink
+from instep.spark_sink import decision, encoding
+from instep.spark_sink.decision import BatchStep, IncomingBatch
+from instep.spark_sink.definition import SinkDefinition
+
+PARTITION = 0  # in quarantine: rows of a sink have numbers in place of offsets
+ROWS_AT_ONCE = 50_000
+OUTRUN_MAX = 3
+REFUSED_SHOWN = 3
+
+
+class TaskMessage(msgspec.Struct, frozen=True):
+    """What a task tells the driver: its rows, or the token under which it staged them."""
+
+    query_id: str
+    run_id: str
+    digest: str
+    chunks: list[bytes] = []
+    token: str | None = None
+    staged: int = 0  # the number of chunks under the token
+
+
+class MergeResult(msgspec.Struct, frozen=True):
+    """What became of a batch."""
+
+    step: BatchStep
+    rows: int = 0
+    quarantined: int = 0
+
+
+class Merge:
+    """One micro-batch on its way into the tables. May be applied again after an error."""
+
+    def __init__(
+        self,
+        definition: SinkDefinition,
+        sinks: Sequence[Sink],
+        batch: IncomingBatch,
+        messages: Sequence[TaskMessage],
+        *,
+        same_tables: Callable[[], None],
+        is_stream: bool = True,
+    ) -> None:
+        """Take the batch and its rows.
+
+        `same_tables` raises if a table changed since it was inspected; it is called before rows
+        count as refused. Without `is_stream` the batch is a single write: it has no predecessor,
+        and its run id only tells whether it was committed before.
+        """
+        self._definition, self._sinks = definition, sinks
+        self._batch, self._messages = batch, messages
+        self._same_tables, self._is_stream = same_tables, is_stream
+        self._probe = find_probe()
+        self._decoders = [Decoder(sink.target.mapping, sink.record_bytes_max) for sink in sinks]
+        self._batches = Batches(sinks[0].connection, definition.name)
+        self._isolate_failures = self._stage_first = False
+        self._times_outrun = 0
+
+    def apply(self) -> MergeResult:
+        """Apply the batch, or find that it is applied already."""
+        while True:
+            try:
+                with self._shortfalls_are_refusals(self._times_outrun >= OUTRUN_MAX):
+                    return self._run()
+            except fast.LateRows:
+                self._stage_first = True
+            except errors.Outrun:
+                self._times_outrun += 1
+                if self._times_outrun > OUTRUN_MAX:
+                    raise
+                self._same_tables()
+            except errors.MAY_BE_A_ROW as error:
+                if self._isolate_failures:
+                    raise
+                self._same_tables()
+                if not isinstance(error, errors.RowRefused):
+                    for sink in self._sinks:
+                        sink.try_statements()
+                self._isolate_failures = True
+
+    @contextmanager
+    def _shortfalls_are_refusals(self, when: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.enter_context(sink.table.shortfall_is_refusal(when))
+            yield
+
+    def _run(self) -> MergeResult:
+        with self._sinks[0].transaction():
+            self._at(1)
+            before = self._batches.lock()
+            run_epoch = self._batches.run_epoch(self._batch.run_id)
+            if not self._is_stream:
+                return self._write_once(before, run_epoch)
+            epoch = decision.epoch_of(self._definition.name, before, run_epoch)
+            self._at(2)
+            step = decision.decide(self._definition.name, before, self._batch, self._batches.batch)
+            if run_epoch is None:
+                self._batches.add_run(self._batch.run_id, epoch)
+            after = msgspec.structs.replace(before, epoch=epoch)
+            result = MergeResult(step)
+            if step is BatchStep.APPLY:
+                result = self._write(before.next_row)
+                after = StoredSink(
+                    self._batch.query_id,
+                    self._batch.batch_id,
+                    epoch,
+                    before.next_row + result.rows,
+                )
+                self._batches.add_batch(
+                    self._batch.batch_id, StoredBatch(self._batch.offsets, self._batch.digest)
+                )
+            self._at(7)
+            self._batches.advance(before, after)
+            self._remove_staged()
+            self._at(8)
+        self._at(9)
+        return result
+
+    def _write_once(self, before: StoredSink, run_epoch: int | None) -> MergeResult:
+        """Write the rows of a single write, unless they were committed by an attempt before."""
+        if run_epoch is not None:
+            return MergeResult(BatchStep.SKIP)
+        result = self._write(before.next_row)
+        # with the epoch of the stream, so that a stream of the same name is not fenced
+        self._batches.add_run(self._batch.run_id, before.epoch)
+        after = msgspec.structs.replace(before, next_row=before.next_row + result.rows)
+        self._batches.advance(before, after)
+        self._remove_staged()
+        return result
+
+    def _remove_staged(self) -> None:
+        if any(message.token is not None for message in self._messages):
+            self._batches.remove_staged(self._batch.run_id, self._batch.batch_id)
+
+    def _write(self, next_row: int) -> MergeResult:
+        """Do steps 3 to 6 for all tables."""
+        self._at(3)
+        count = quarantined = 0
+        seen: list[set[Document]] = [set() for _ in self._sinks]
+        pending: list[list[tuple[Record, bool]]] = [[] for _ in self._sinks]
+        for chunk in self._chunks():
+            waiting, deletes = pending[chunk.table], set(chunk.deletes)
+            for number, row in enumerate(chunk.rows):
+                record = Record(next_row + count, -1, b"", row)
+                waiting.append((record, number in deletes))
+                count += 1
+            if len(waiting) >= ROWS_AT_ONCE:
+                quarantined += self._write_rows(chunk.table, waiting, seen[chunk.table])
+                waiting.clear()
+        # Tables in the order in which they are named: a parent before its lines.
+        for table, waiting in enumerate(pending):
+            if waiting:
+                quarantined += self._write_rows(table, waiting, seen[table])
+        return MergeResult(BatchStep.APPLY, count, quarantined)
+
+    def _chunks(self) -> Iterator[encoding.RowChunk]:
+        """Return the rows of all tasks: table by table, if several are written."""
+        if len(self._sinks) == 1:
+            yield from self._chunks_of_tasks()
+            return
+        for table in range(len(self._sinks)):
+            for chunk in self._chunks_of_tasks():
+                if chunk.table == table:
+                    yield chunk
+
+    def _chunks_of_tasks(self) -> Iterator[encoding.RowChunk]:
+        for message in self._messages:
+            for data in message.chunks:
+                yield encoding.unpack(data)
+            if message.token is not None:
+                for data in self._batches.staged(message.token, message.staged):
+                    yield encoding.unpack(data)
+
+    def _write_rows(
+        self, table: int, waiting: Sequence[tuple[Record, bool]], seen: set[Document]
+    ) -> int:
+        """Write rows of one table; return how many are in quarantine."""
+        sink = self._sinks[table]
+        self._at(4)
+        records = [record for record, _ in waiting]
+        events, dead = self._decoders[table].decode_all(records)
+        deletes = {record.offset for record, is_delete in waiting if is_delete}
+        if deletes:
+            events = [_deleting(event) if event.offset in deletes else event for event in events]
+        if not sink.target.rules.ordered:
+            self._check_unique(sink, events, seen)
+        self._at(5)
+        _, parked = rows.write(
+            sink,
+            events,
+            isolate_failures=self._isolate_failures,
+            stage_first=self._stage_first,
+        )
+        self._at(6)
+        if not (dead or parked):
+            return 0
+        if self._definition.on_error == "stop":
+            raise _refused(sink, records, dead, parked)
+        now = datetime.now(UTC)
+        by_offset = {record.offset: record for record in records}
+        if dead:
+            sink.journal.add_dead_letters(PARTITION, dead, now)
+        if parked:
+            sink.journal.add_parked(
+                PARTITION, [(one, by_offset[one.event.offset]) for one in parked], now
+            )
+        return len(dead) + len(parked)
+
+    def _at(self, step: int) -> None:
+        batch_id = self._batch.batch_id
+        self._probe(ProbeEvent(self._definition.name, step, PARTITION, batch_id, batch_id))
+
+    def _check_unique(self, sink: Sink, events: Sequence[Event], seen: set[Document]) -> None:
+        for event in events:
+            if event.document in seen:
+                shown = str(event.document).replace("\x1f", ", ")
+                raise errors.KeyNotUnique(
+                    f"batch {self._batch.batch_id} of sink {self._definition.name!r} has several"
+                    f" rows of table {sink.target.table} with the key {shown}",
+                    "aggregate to one row per key, or say which row is the latest: order",
+                )
+            seen.add(event.document)
+
+
+def _deleting(event: Event) -> Event:
+    """Return the event as a delete, which needs nothing but key and order."""
+    return msgspec.structs.replace(event, values=None, refusal=None)
+
+
+def _refused(
+    sink: Sink, records: Sequence[Record], dead: Sequence[DeadLetter], parked: Sequence[Parked]
+) -> errors.RowRefused:
+    """Return the error for rows that cannot be written, with the first of them."""
+    by_offset = {record.offset: record for record in records}
+    shown = [(letter.record, f"{letter.reason.value}: {letter.detail}") for letter in dead]
+    shown += [
+        (by_offset[one.event.offset], f"{one.refusal.reason.value}: {one.refusal.detail}")
+        for one in parked
+    ]
+    lines = [
+        f"  {(record.value or b'').decode(errors='replace')[:200]} ({why})"
+        for record, why in shown[:REFUSED_SHOWN]
+    ]
+    return errors.RowRefused(
+        f"{len(shown)} rows of the batch cannot be written to table {sink.target.table}:\n"
+        + "\n".join(lines),
+        "correct the query or the table and start the query again; or keep such rows in quarantine:"
+        ' on_error = "park"',
+    )

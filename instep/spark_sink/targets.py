@@ -1,0 +1,167 @@
+"""Compare the schema of a DataFrame with the tables of a sink, before anything is written."""
+
+from __future__ import annotations
+
+import msgspec
+from pyspark.sql import types as spark
+
+from instep import errors, settings
+from instep.document import kinds
+from instep.document.mapping import TargetColumn
+from instep.sinks import batches, inspection
+from instep.sinks.target import Target
+from instep.spark_sink.definition import SEPARATOR, SinkDefinition, SinkTable
+
+TOPIC = "sink:spark"  # in place of a topic's name, in quarantine; Kafka allows no colon there
+
+NUMBERS = (kinds.Float, kinds.Numeric, kinds.Json)
+# The kinds of columns that take the values of a Spark type.
+ACCEPTED: dict[type[spark.DataType], tuple[type[kinds.ColumnKind], ...]] = {
+    spark.StringType: (kinds.Text, kinds.Enumeration, kinds.Uuid, kinds.Json),
+    spark.BooleanType: (kinds.Boolean, kinds.Json),
+    spark.ByteType: (kinds.Integer, *NUMBERS),
+    spark.ShortType: (kinds.Integer, *NUMBERS),
+    spark.IntegerType: (kinds.Integer, *NUMBERS),
+    spark.LongType: (kinds.Integer, *NUMBERS),
+    spark.FloatType: NUMBERS,
+    spark.DoubleType: NUMBERS,
+    spark.DecimalType: NUMBERS,
+    spark.TimestampType: (kinds.Timestamp,),
+    spark.TimestampNTZType: (kinds.Timestamp,),
+    spark.DateType: (kinds.Date,),
+    spark.StructType: (kinds.Json,),
+    spark.ArrayType: (kinds.Json,),
+    spark.MapType: (kinds.Json,),
+}
+
+
+def inspect(definition: SinkDefinition, schema: spark.StructType) -> list[Target]:
+    """Return the targets of a sink, if rows of this schema fit its tables.
+
+    instep's own tables are created if they are missing; the sink's tables are never changed.
+    """
+    rows = [(table, rows_of(table, schema)) for table in definition.tables]
+    declared = [(table, fields, _pipeline(definition, table, fields)) for table, fields in rows]
+    batches.create_missing(definition.url)
+    found = []
+    for table, fields, pipeline in declared:
+        try:
+            target = inspection.inspect(definition.pipeline_of(table), pipeline)
+        except errors.TargetUnfit as unfit:
+            raise errors.TargetUnfit(unfit.what, _remedy(unfit.remedy)) from unfit
+        for column in (*target.mapping.keys, *target.mapping.columns):
+            _check_type(table, column, fields[column.name])
+        found.append(target)
+    return found
+
+
+def refuse_changed(
+    definition: SinkDefinition, schema: spark.StructType, known: list[Target]
+) -> list[Target]:
+    """Return the targets as they are now; raise TargetChanged if columns have changed."""
+    current = inspect(definition, schema)
+    for before, after in zip(known, current, strict=True):
+        if before.mapping != after.mapping:
+            raise errors.TargetChanged(
+                f"columns of table {after.table} were changed while the query was running",
+                "start the query again",
+            )
+    return current
+
+
+def rows_of(table: SinkTable, schema: spark.StructType) -> dict[str, spark.DataType]:
+    """Return the columns of a table's rows; raise SettingsError if the DataFrame lacks one."""
+    fields = schema
+    if table.column is not None:
+        kind = _type_of(table.column, schema)
+        if isinstance(kind, spark.ArrayType):
+            kind = kind.elementType
+        if not isinstance(kind, spark.StructType):
+            raise errors.SettingsError(
+                f"column {table.column!r} is {kind.simpleString()}, but the rows of table"
+                f" {table.table!r} are a struct or an array of structs",
+                'make one: struct("order_id", "status").alias("orders")',
+            )
+        fields = kind
+    columns = {field.name: field.dataType for field in fields}
+    for name in (*table.key, *filter(None, (table.order, table.delete_when))):
+        _type_of(name, fields)
+    for name in columns:
+        if "." in name or name.startswith("@"):
+            raise errors.SettingsError(
+                f"column {name!r} of the DataFrame has a dot or begins with @",
+                'rename it: withColumnRenamed("...", "...")',
+            )
+    if table.delete_when is not None:
+        kind = columns.pop(table.delete_when)
+        if not isinstance(kind, spark.BooleanType):
+            raise errors.SettingsError(
+                f"`delete_when` is column {table.delete_when!r}, which is {kind.simpleString()},"
+                " not boolean",
+                'compute it: withColumn("is_deleted", expr("op = \'D\'"))',
+            )
+    if not set(columns) - set(table.key):
+        raise errors.SettingsError(
+            f"the rows of table {table.table!r} have no columns beside the key",
+            "add a column that the table has",
+        )
+    return columns
+
+
+def _type_of(name: str, schema: spark.StructType) -> spark.DataType:
+    names = schema.fieldNames()
+    if name not in names:
+        raise errors.SettingsError(
+            f"the DataFrame has no column {name!r}{settings.nearest(name, names)}",
+            f"its columns are: {', '.join(names)}",
+        )
+    return schema[name].dataType
+
+
+def _pipeline(
+    definition: SinkDefinition, table: SinkTable, fields: dict[str, spark.DataType]
+) -> settings.Pipeline:
+    """Return the settings of a pipeline that writes such rows to the table."""
+    return settings.Pipeline(
+        topic=TOPIC,
+        target=definition.url,
+        table=table.table,
+        key=list(table.key),
+        key_separator=SEPARATOR,
+        history=False,
+        event=settings.EventMapping(document=list(table.key), order=table.order),
+        columns={name: name for name in fields if name not in table.key},
+    )
+
+
+def _check_type(table: SinkTable, column: TargetColumn, kind: spark.DataType) -> None:
+    accepted = ACCEPTED.get(type(kind), ())
+    if isinstance(kind, spark.NullType) or isinstance(column.kind, accepted):
+        return
+    if isinstance(column.kind, kinds.Integer):
+        is_whole = isinstance(kind, spark.DecimalType) and kind.scale == 0
+        if is_whole or (isinstance(kind, spark.BooleanType) and column.kind.is_boolean):
+            return
+    raise errors.TargetUnfit(
+        f"column {column.name!r} is {kind.simpleString()} in the DataFrame,"
+        f" but {column.declared} in table {table.table}",
+        f'convert it: withColumn("{column.name}", col("{column.name}").cast("..."))',
+    )
+
+
+def _remedy(text: str) -> str:
+    """Return a remedy in the terms of a sink, which has no settings file."""
+    if "in the settings" in text or "instep init" in text:
+        return "select or rename the DataFrame's columns, or change the table"
+    return text
+
+
+class SinkSchema(msgspec.Struct, frozen=True):
+    """A schema as a value that can be compared and sent to tasks."""
+
+    json: str
+
+    @property
+    def fields(self) -> spark.StructType:
+        """Return the schema as Spark has it."""
+        return spark.StructType.fromJson(msgspec.json.decode(self.json))

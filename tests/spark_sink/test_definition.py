@@ -1,0 +1,80 @@
+"""Test what a sink accepts as its definition, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep import errors
+from instep.spark_sink import definition
+from instep.spark_sink.definition import SinkTable, from_options
+
+GIVEN = {"url": "sqlite:///t.db", "table": "orders", "key": "order_id"}
+
+
+def test_options_describe_one_table() -> None:
+    defined = from_options({**GIVEN, "key": "tenant, no", "order": "version", "on_error": "park"})
+
+    assert defined.tables == (SinkTable("orders", ("tenant", "no"), "version"),)
+    assert (defined.name, defined.on_error) == ("orders", "park")
+
+
+def test_options_of_several_tables_begin_with_their_column() -> None:
+    defined = from_options(
+        {
+            "url": "sqlite:///t.db",
+            "tables": "orders, lines",
+            "orders.key": "order_id",
+            "lines.table": "order_lines",
+            "lines.key": "order_id, line_no",
+        }
+    )
+
+    assert defined.tables == (
+        SinkTable("orders", ("order_id",), column="orders"),
+        SinkTable("order_lines", ("order_id", "line_no"), column="lines"),
+    )
+    assert defined.name == "orders+order_lines"
+
+
+def test_options_of_spark_are_ignored() -> None:
+    spark = {"checkpointLocation": "/tmp/c", "queryName": "q", "path": "x"}
+
+    assert from_options({**GIVEN, **spark}) == from_options(GIVEN)
+
+
+def test_environment_variables_in_the_url_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "p@ss")
+
+    defined = from_options({**GIVEN, "url": "postgresql://app:${DB_PASSWORD}@db/x"})
+
+    assert defined.url == "postgresql://app:p%40ss@db/x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"keys": "a"}, "unknown option 'keys'; did you mean 'key'?"),
+        ({"key": ""}, "the option 'key' is missing"),
+        ({"url": ""}, "the option 'url' is missing"),
+        ({"table": ""}, "the option 'table' is missing"),
+        ({"on_error": "parked"}, "on_error = 'parked' is not known; did you mean 'park'?"),
+        ({"delete_when": "order_id"}, "cannot be `delete_when`"),
+        ({"name": "x" * 100}, "at most 100 are kept"),
+        ({"tables": "orders", "orders.key": "id"}, "unknown option 'table'"),
+    ],
+)
+def test_a_wrong_option_is_named(changes: dict[str, str], problem: str) -> None:
+    with pytest.raises(errors.SettingsError) as caught:
+        from_options({**GIVEN, **changes})
+
+    assert problem in caught.value.what
+
+
+def test_several_tables_need_a_column_each() -> None:
+    tables = [
+        definition.table("orders", key="id", column="orders"),
+        definition.table("lines", key="id"),
+    ]
+
+    with pytest.raises(errors.SettingsError, match="table 'lines' has no column"):
+        definition.define("sqlite:///t.db", tables)

@@ -1,0 +1,226 @@
+"""Test both doors of the sink with a real Spark."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import instep
+from tests.support import cli
+from tests.support.databases import run_sql
+from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows, user_session
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
+SCHEMA = "order_id int, status string, version long"
+ORDERS = "CREATE TABLE orders (order_id INTEGER PRIMARY KEY, status VARCHAR(20), version BIGINT)"
+COUNTS = "CREATE TABLE counts (status VARCHAR(20) PRIMARY KEY, orders BIGINT)"
+AUDIT = (
+    "CREATE TABLE audit (order_id INTEGER, version BIGINT, status VARCHAR(20),"
+    " PRIMARY KEY (order_id, version))"
+)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with user_session() as started:
+        yield started
+
+
+@pytest.fixture
+def url(new_database: Callable[[str], str]) -> str:
+    where = new_database("sqlite")
+    for statement in (ORDERS, COUNTS, AUDIT):
+        run_sql(where, statement)
+    return where
+
+
+def rows(*order_ids: int, version: int = 1, status: str = "new") -> list[dict[str, Any]]:
+    return [{"order_id": one, "status": status, "version": version} for one in order_ids]
+
+
+def run_format(
+    df: DataFrame, url: str, checkpoint: Path, mode: str = "append", **options: str
+) -> None:
+    """Write everything that the stream has, through the format door."""
+    given = {"url": url, "table": "orders", "key": "order_id", "order": "version", **options}
+    query = (
+        df.writeStream.format("instep")
+        .options(**given)
+        .option("checkpointLocation", str(checkpoint))
+        .outputMode(mode)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def run_for_each(df: DataFrame, sink: Any, checkpoint: Path, mode: str = "update") -> None:
+    """Write everything that the stream has, through the foreachBatch door."""
+    writer = df.writeStream.foreachBatch(sink).outputMode(mode).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+
+def epochs(url: str) -> list[Any]:
+    return run_sql(url, "SELECT batch_id, epoch, next_row FROM instep_sinks")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sqlite",
+        "postgres",
+        pytest.param("mariadb", marks=pytest.mark.long),
+        pytest.param("mysql", marks=pytest.mark.long),
+    ],
+)
+def test_a_stream_is_written_once_also_if_spark_repeats_its_last_batch(
+    spark: Any, kind: str, new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    url = new_database(kind)
+    run_sql(url, ORDERS)
+    add_rows(tmp_path / "in", 1, rows(1, 2, 3))
+    add_rows(tmp_path / "in", 2, [*rows(2, version=2, status="sent"), *rows(*range(10, 9_000))])
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+
+    run_format(stream, url, tmp_path / "checkpoint")
+    forget_last_commit(tmp_path / "checkpoint")
+    run_sql(url, "DELETE FROM orders WHERE order_id = 10")
+    run_format(stream.repartition(3), url, tmp_path / "checkpoint")
+
+    assert epochs(url) == [(1, 2, 8_994)]
+    found = run_sql(url, "SELECT count(*), max(version), sum(order_id) FROM orders")
+    assert found == [(8_992, 2, 6 + sum(range(11, 9_000)))]
+    assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
+def test_running_counts_are_written_in_update_mode(spark: Any, url: str, tmp_path: Path) -> None:
+    add_rows(tmp_path / "in", 1, rows(1, 2, 3))
+    add_rows(tmp_path / "in", 2, [*rows(4, 5), *rows(6, status="sent")])
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+    counts = stream.groupBy("status").agg(sf.count("*").alias("orders"))
+    sink = instep.sink(url, instep.table("counts", key="status"))
+
+    run_for_each(counts, sink, tmp_path / "checkpoint")
+    forget_last_commit(tmp_path / "checkpoint")
+    run_for_each(counts, sink, tmp_path / "checkpoint")
+
+    assert run_sql(url, "SELECT * FROM counts ORDER BY status") == [("new", 5), ("sent", 1)]
+    [(offsets,)] = run_sql(url, "SELECT offsets FROM instep_batches WHERE batch_id = 1")
+    assert "logOffset" in offsets
+    with pytest.raises(StreamingQueryException, match=r'outputMode\("complete"\)'):
+        run_for_each(counts, sink, tmp_path / "another", mode="complete")
+
+
+def test_several_tables_are_written_together(spark: Any, url: str, tmp_path: Path) -> None:
+    add_rows(tmp_path / "in", 1, rows(1, 2))
+    add_rows(tmp_path / "in", 2, rows(2, version=2, status="sent"))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA).select(
+        sf.struct("order_id", "status", "version").alias("orders"),
+        sf.struct("order_id", "version", "status").alias("audit"),
+    )
+    query = (
+        stream.writeStream.format("instep")
+        .options(url=url, tables="orders, audit", checkpointLocation=str(tmp_path / "c"))
+        .options(**{"orders.key": "order_id", "orders.order": "version"})
+        .options(**{"audit.key": "order_id, version"})
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+    assert run_sql(url, "SELECT * FROM orders ORDER BY 1") == [(1, "new", 1), (2, "sent", 2)]
+    assert run_sql(url, "SELECT count(*) FROM audit") == [(3,)]
+
+
+def test_a_deleted_checkpoint_stops_the_query_until_it_is_adopted(
+    spark: Any, url: str, tmp_path: Path
+) -> None:
+    add_rows(tmp_path / "in", 1, rows(1, 2))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+    run_format(stream, url, tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "checkpoint")
+    add_rows(tmp_path / "in", 2, rows(3))
+    run_format(stream, url, tmp_path / "moved")  # a moved checkpoint is the same one
+
+    with pytest.raises(StreamingQueryException, match="CHECKPOINT_REPLACED: sink 'orders'"):
+        run_format(stream, url, tmp_path / "checkpoint")
+    planned = cli.instep(tmp_path, "sink", "adopt", "orders", "--url", url)
+    assert "Dry run" in planned.stderr
+    assert (
+        cli.instep(tmp_path, "sink", "adopt", "orders", "--url", url, "--execute").returncode == 0
+    )
+    run_format(stream, url, tmp_path / "checkpoint")
+
+    assert run_sql(url, "SELECT count(*) FROM orders") == [(3,)]
+    assert "orders" in cli.instep(tmp_path, "sink", "list", "--url", url).stdout
+
+
+def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
+    frame = spark.createDataFrame([(1, "new", 1), (2, "new", 1)], SCHEMA)
+    writer = frame.write.format("instep").options(url=url, table="orders", key="order_id")
+
+    writer.mode("append").save()
+    writer.mode("append").save()
+
+    assert run_sql(url, "SELECT * FROM orders ORDER BY 1") == [(1, "new", 1), (2, "new", 1)]
+    with pytest.raises(PySparkException, match=r'mode\("overwrite"\) would replace the table'):
+        writer.mode("overwrite").save()
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "problem"),
+    [
+        ({"keys": "order_id"}, "append", "unknown option 'keys'; did you mean 'key'?"),
+        ({"key": "status"}, "append", "the key and not unique"),
+        ({}, "complete", 'outputMode("complete") writes the whole result'),
+        ({}, "update", "does not support Update"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_written(
+    spark: Any, url: str, tmp_path: Path, options: dict[str, str], mode: str, problem: str
+) -> None:
+    add_rows(tmp_path / "in", 1, rows(1))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+    if mode != "append":
+        stream = stream.groupBy("order_id").agg(
+            sf.max("status").alias("status"), sf.max("version").alias("version")
+        )
+
+    with pytest.raises(PySparkException) as caught:
+        run_format(stream, url, tmp_path / "checkpoint", mode, **options)
+
+    assert problem in str(caught.value)
+    assert run_sql(url, "SELECT count(*) FROM orders") == [(0,)]
+
+
+def test_the_guide_works(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the examples of the guide one after the other, as one program."""
+    monkeypatch.chdir(tmp_path)
+    url = "sqlite:///shop.db"
+    for statement in (ORDERS, COUNTS.replace("orders BIGINT", "count BIGINT"), AUDIT):
+        run_sql(url, statement)
+    add_rows(tmp_path / "incoming", 1, rows(1, 2))
+    names = {"spark": spark}
+
+    for block in re.findall(r"^```py\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
+        exec(block, names)
+
+    assert run_sql(url, "SELECT * FROM orders ORDER BY 1") == [(1, "new", 1), (2, "new", 1)]
+    assert run_sql(url, "SELECT * FROM counts") == [("new", 2)]
+    assert run_sql(url, "SELECT count(*) FROM audit") == [(2,)]
+
+
+def test_a_sink_outside_a_stream_is_refused(spark: Any, url: str) -> None:
+    frame = spark.createDataFrame([(1, "new", 1)], SCHEMA)
+
+    with pytest.raises(instep.errors.SettingsError, match="do not come from a streaming query"):
+        instep.sink(url, instep.table("orders", key="order_id"))(frame, 0)

@@ -1,0 +1,126 @@
+"""Kill the driver of a sink at every step, and compare the tables with the source."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import sink_lives
+from tests.support.databases import run_sql
+from tests.support.sink_lives import Checkpoint, Life
+
+SHAPES = sorted(sink_lives.SHAPES)
+STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, sink_lives.PLANNED, sink_lives.STAGED, sink_lives.MERGED)
+KILLS = int(os.environ.get("INSTEP_TEST_SINK_KILLS", "40"))
+ROWS = 1_500
+
+
+def prepared(url: str) -> str:
+    for statement in sink_lives.TABLES.values():
+        run_sql(url, statement)
+    return url
+
+
+class Lives:
+    """Runs drivers in forked processes, and counts how they end."""
+
+    def __init__(self, url: str, shape: str, folder: Path, *, knows_offsets: bool) -> None:
+        self.url, self.shape, self.folder = url, shape, folder
+        self.knows_offsets = knows_offsets
+        self.ends: Counter[str] = Counter()
+
+    def start(self, kill_step: str = "-1:0", rows: int = ROWS) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 9
+        try:
+            os.environ["INSTEP_PROBE"] = "tests.support.sink_lives:strike"
+            os.environ[sink_lives.KILL_STEP] = kill_step
+            with (self.folder / "stderr").open("a") as log:
+                sys.stderr = log
+                life = Life(self.url, self.shape, self.folder, knows_offsets=self.knows_offsets)
+                status = sink_lives.child(life, rows)
+        finally:
+            os._exit(status)
+
+    def end(self, pid: int) -> str:
+        _, status = os.waitpid(pid, 0)
+        end = "killed" if os.WIFSIGNALED(status) else str(os.waitstatus_to_exitcode(status))
+        self.ends[end] += 1
+        return end
+
+    def check(self) -> None:
+        for table, rows in sink_lives.expected(self.shape, ROWS).items():
+            assert sorted(run_sql(self.url, f"SELECT * FROM {table}")) == rows, table
+        assert run_sql(self.url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "mysql"])
+@pytest.mark.parametrize("knows_offsets", [True, False], ids=["foreachBatch", "format"])
+@pytest.mark.long
+def test_one_driver_that_is_killed_at_every_step(
+    kind: str,
+    shape: str,
+    knows_offsets: bool,
+    new_database: Callable[[str], str],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    url = prepared(new_database(kind))
+    lives = Lives(url, shape, tmp_path, knows_offsets=knows_offsets)
+    chance = random.Random(f"{kind} {shape} {knows_offsets}")
+    checkpoint = Checkpoint(tmp_path)
+    for number in range(KILLS):
+        step = STEPS[number % len(STEPS)]
+        pid = lives.start(f"{step}:{chance.randint(0, 2)}")
+        if lives.end(pid) == "0":
+            break
+        if chance.random() < 0.3:
+            checkpoint.forget_last_commit()
+    assert lives.end(lives.start()) == "0", (tmp_path / "stderr").read_text()
+
+    lives.check()
+    [(rows,)] = run_sql(url, "SELECT next_row FROM instep_sinks")
+    if shape != "aggregate":
+        assert rows == (2 * ROWS if shape == "two-tables" else ROWS)
+    assert lives.ends.keys() <= {"killed", "0"}
+    record_property("kills", lives.ends["killed"])
+    print(f"KILLS {kind} {shape} {knows_offsets} {dict(lives.ends)}")  # noqa: T201
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.long
+def test_two_drivers_at_once_on_one_checkpoint(
+    kind: str, shape: str, new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Two drivers that know the planned offsets never lose a row: one of them is stopped."""
+    url = prepared(new_database(kind))
+    lives = Lives(url, shape, tmp_path, knows_offsets=True)
+    chance = random.Random(f"{kind} {shape}")
+    for _ in range(KILLS // 4):
+        pids = [lives.start(), lives.start()]
+        time.sleep(chance.uniform(0.05, 0.4))  # a moment of the kill, not a wait
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            lives.end(pid)
+    for _ in range(10):
+        if lives.end(lives.start()) == "0":
+            break
+        # What the page of the stop says: repeat the last batch, and accept it.
+        Checkpoint(tmp_path).forget_last_commit()
+        sink_lives.adopt(url, shape)
+
+    lives.check()
+    stops = Counter((tmp_path / "stderr").read_text().split())
+    print(f"KILLS two drivers {kind} {shape} {dict(lives.ends)} {dict(stops)}")  # noqa: T201

@@ -1,0 +1,289 @@
+"""Test the sink's transaction on real databases. Spark itself is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from instep import errors
+from instep.sinks import batches
+from instep.sinks.batches import Batches
+from instep.spark_sink import definition
+from instep.spark_sink.decision import BatchStep
+from instep.spark_sink.merge import TaskMessage
+from tests.support.databases import run_sql
+from tests.support.spark_sinks import SinkQuery
+
+KINDS = [
+    "sqlite",
+    "postgres",
+    pytest.param("mariadb", marks=pytest.mark.long),
+    pytest.param("mysql", marks=pytest.mark.long),
+]
+ORDERS = (
+    "CREATE TABLE orders (order_id INTEGER PRIMARY KEY, status VARCHAR(20) NOT NULL,"
+    " version BIGINT, CHECK (status <> 'bad'))"
+)
+PLAIN = "CREATE TABLE plain (order_id INTEGER PRIMARY KEY, status VARCHAR(20))"
+LINES = (
+    "CREATE TABLE order_lines (order_id INTEGER NOT NULL, line_no INTEGER NOT NULL,"
+    " item VARCHAR(20), PRIMARY KEY (order_id, line_no),"
+    " FOREIGN KEY (order_id) REFERENCES orders (order_id))"
+)
+ROW = pa.schema(
+    [
+        ("order_id", pa.int32()),
+        ("status", pa.string()),
+        ("version", pa.int64()),
+        ("gone", pa.bool_()),
+    ]
+)
+UNORDERED = pa.schema([("order_id", pa.int32()), ("status", pa.string())])
+BOTH = pa.schema(
+    [
+        ("o", pa.struct([("order_id", pa.int32()), ("status", pa.string())])),
+        (
+            "l",
+            pa.list_(
+                pa.struct(
+                    [("order_id", pa.int32()), ("line_no", pa.int32()), ("item", pa.string())]
+                )
+            ),
+        ),
+    ]
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def url(request: pytest.FixtureRequest, shared_database: Callable[[str], str]) -> str:
+    where = shared_database(request.param)
+    run_sql(where, ORDERS)
+    run_sql(where, PLAIN)
+    run_sql(where, LINES)
+    return where
+
+
+@pytest.fixture(autouse=True)
+def _empty(url: str) -> None:
+    own = (
+        "instep_sinks",
+        "instep_sink_runs",
+        "instep_batches",
+        "instep_staged_rows",
+        "instep_parked",
+        "instep_dead_letters",
+        "instep_deleted",
+    )
+    SinkQuery(url, definition.table("plain", key="order_id"), schema=UNORDERED).session.inspect()
+    for table in ("order_lines", "orders", "plain", *own):
+        run_sql(url, f"DELETE FROM {table}")
+
+
+@pytest.fixture
+def query(url: str) -> Iterator[Callable[..., SinkQuery]]:
+    opened: list[SinkQuery] = []
+
+    def make(**options: Any) -> SinkQuery:
+        table = definition.table("orders", key="order_id", order="version", delete_when="gone")
+        opened.append(SinkQuery(url, table, schema=ROW, **options))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def row(order_id: int, status: str = "new", version: int = 1, gone: bool = False) -> dict[str, Any]:
+    return {"order_id": order_id, "status": status, "version": version, "gone": gone}
+
+
+def orders(url: str) -> list[Any]:
+    return run_sql(url, "SELECT order_id, status, version FROM orders ORDER BY order_id")
+
+
+def test_rows_are_upserted_under_the_guard_and_deleted(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    one = query()
+    one.write(0, [row(1), row(2), row(3), row(2, "sent", 2)])
+    one.write(1, [row(1, "late", 0), row(3, gone=True, version=2), row(4)])
+    one.write(2, [row(3, "late", 1)])
+
+    assert orders(url) == [(1, "new", 1), (2, "sent", 2), (4, "new", 1)]
+
+
+def test_a_batch_that_comes_again_is_skipped(url: str, query: Callable[..., SinkQuery]) -> None:
+    query().write(0, [row(1), row(2)])
+    run_sql(url, "DELETE FROM orders")
+
+    again = query().write(0, [row(2), row(1)], run_id="after a crash")
+
+    assert again.step is BatchStep.SKIP
+    assert orders(url) == []
+
+
+def test_a_batch_with_other_rows_is_refused(url: str, query: Callable[..., SinkQuery]) -> None:
+    query().write(0, [row(1), row(2)])
+
+    with pytest.raises(errors.BatchDiffers):
+        query().write(0, [row(1), row(2), row(3)], run_id="another driver")
+    assert len(orders(url)) == 2
+
+
+def test_an_older_run_is_fenced(url: str, query: Callable[..., SinkQuery]) -> None:
+    one, other = query(), query()
+    one.write(0, [row(1)], run_id="older")
+    other.write(1, [row(2)], run_id="newer")
+
+    with pytest.raises(errors.Fenced):
+        one.write(2, [row(3)], run_id="older")
+    other.write(2, [row(4)], run_id="newer")
+    assert [found[0] for found in orders(url)] == [1, 2, 4]
+
+
+def test_another_query_is_refused_until_it_is_adopted(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    query().write(7, [row(1)])
+    other = query(query_id="new checkpoint")
+
+    with pytest.raises(errors.CheckpointReplaced, match="instep sink adopt orders"):
+        other.write(0, [row(2)], run_id="r2")
+    batches.adopt(url, "orders")
+    other.write(0, [row(2)], run_id="r2")
+    assert [found[0] for found in orders(url)] == [1, 2]
+
+
+def test_missing_batches_are_noticed(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    one.write(3, [row(1)])
+
+    with pytest.raises(errors.BatchesMissing, match="has batch 3, but the query is at 5"):
+        one.write(5, [row(2)])
+    assert len(orders(url)) == 1
+
+
+def test_staged_rows_are_merged_and_removed(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    message = one.message([row(1), row(2)])
+    one.write(0, [row(9)])
+    with one.session_open() as opened:
+        stage = Batches(opened.connection, "orders").stage
+        stage("token", "run", 1, 0, message.chunks)
+        stage("lost speculative task", "run", 1, 0, one.message([row(5)]).chunks)
+    staged = TaskMessage(message.query_id, "run", message.digest, [], "token", 1)
+
+    one.merge(1, [staged])
+
+    assert [found[0] for found in orders(url)] == [1, 2, 9]
+    assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
+def test_lost_staged_rows_are_noticed(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    lost = TaskMessage("query", "run", "2:00", [], "gone", 3)
+
+    with pytest.raises(errors.StagingLost, match="staged 3 chunks"):
+        one.merge(0, [one.message([row(1)]), lost])
+    assert orders(url) == []
+
+
+def test_a_refused_row_stops_the_query_and_nothing_is_written(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    with pytest.raises(errors.RowRefused, match="2 rows of the batch cannot be written"):
+        query().write(0, [row(1), row(2, "bad"), {**row(3), "order_id": None}])
+
+    assert orders(url) == []
+    assert run_sql(url, "SELECT count(*) FROM instep_batches") == [(0,)]
+
+
+def test_refused_rows_are_parked_and_the_others_written(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    one = query(on_error="park")
+    result = one.write(0, [row(1), row(2, "bad"), {**row(3), "order_id": None}, row(4)])
+    one.write(1, [row(2, "good", 2), row(4, "sent", 2)])
+
+    assert result.quarantined == 2
+    assert orders(url) == [(1, "new", 1), (4, "sent", 2)]
+    reasons = run_sql(url, "SELECT document, reason FROM instep_parked ORDER BY reason")
+    assert reasons == [("2", "REFUSED_BY_TARGET"), ("2", "WAITS_BEHIND")]
+    assert run_sql(url, "SELECT count(*) FROM instep_dead_letters") == [(1,)]
+
+
+def test_a_key_occurs_once_without_an_order(url: str) -> None:
+    one = SinkQuery(url, definition.table("plain", key="order_id"), schema=UNORDERED)
+    one.write(0, [{"order_id": 1, "status": "a"}])
+    one.write(1, [{"order_id": 1, "status": "b"}, {"order_id": 2, "status": "b"}])
+
+    with pytest.raises(errors.KeyNotUnique, match="several rows of table plain with the key 2"):
+        one.write(2, [{"order_id": 2, "status": "c"}, {"order_id": 2, "status": "d"}])
+    one.close()
+    found = run_sql(url, "SELECT order_id, status FROM plain ORDER BY order_id")
+    assert found == [(1, "b"), (2, "b")]
+
+
+def two_tables(url: str) -> SinkQuery:
+    return SinkQuery(
+        url,
+        definition.table("orders", key="order_id", column="o"),
+        definition.table("order_lines", key=["order_id", "line_no"], column="l"),
+        schema=BOTH,
+    )
+
+
+def both(order_id: int, status: str, *items: str) -> dict[str, Any]:
+    lines = [
+        {"order_id": order_id, "line_no": number, "item": item} for number, item in enumerate(items)
+    ]
+    return {"o": {"order_id": order_id, "status": status}, "l": lines}
+
+
+def test_a_parent_and_its_lines_are_one_transaction(url: str) -> None:
+    one = two_tables(url)
+    one.write(0, [both(1, "new", "ink", "paper"), both(2, "new"), {"o": None, "l": None}])
+    with pytest.raises(errors.RowRefused):
+        one.write(1, [both(1, "sent", "x" * 21)])
+    one.close()
+
+    assert orders(url) == [(1, "new", None), (2, "new", None)]
+    lines = run_sql(url, "SELECT order_id, line_no, item FROM order_lines ORDER BY line_no")
+    assert lines == [(1, 0, "ink"), (1, 1, "paper")]
+
+
+def test_a_lost_connection_is_opened_again(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    one.write(0, [row(1)])
+    with pytest.raises(errors.DatabaseUnreachable), one.session_open() as opened:
+        opened.close()
+
+    one.write(1, [row(2)])
+
+    assert len(orders(url)) == 2
+
+
+@pytest.mark.parametrize(
+    ("schema", "table", "problem"),
+    [
+        (ROW, {"key": "status"}, "not unique"),
+        (ROW, {"key": "id"}, "the DataFrame has no column 'id'"),
+        (UNORDERED, {"key": "order_id", "order": "version"}, "has no column 'version'"),
+        (UNORDERED, {"key": "order_id", "delete_when": "status"}, "not boolean"),
+        (UNORDERED.append(pa.field("colour", pa.string())), {"key": "order_id"}, "colour"),
+        (pa.schema([("order_id", pa.int32()), ("status", pa.int32())]), {"key": "order_id"}, "int"),
+        (pa.schema([("order_id", pa.int32())]), {"key": "order_id"}, "no columns beside the key"),
+        (UNORDERED.append(pa.field("a.b", pa.string())), {"key": "order_id"}, "has a dot"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    url: str, schema: pa.Schema, table: dict[str, Any], problem: str
+) -> None:
+    one = SinkQuery(url, definition.table("orders", **table), schema=schema)
+
+    with pytest.raises(errors.SettingsError) as caught:
+        one.session.inspect()
+    assert problem in caught.value.what
