@@ -177,34 +177,41 @@ class Batches:
 
 
 def create_missing(url: str) -> None:
-    """Create instep's own tables, also those of sinks, where the database lacks them."""
+    """Create instep's own tables, also those of sinks, where the database lacks them.
+
+    Another query may be creating the same tables: a table that exists by then is no error.
+    """
     where = target.database_url(url)
     with inspection.connection(where) as opened:
-        existing = set(sa.inspect(opened).get_table_names())
-        missing = [
-            table
-            for table in (*metadata.sorted_tables, *sink_metadata.sorted_tables)
-            if table.name not in existing
-        ]
-        statements = [text for table in missing for text in create(table, opened.dialect)]
-        for statement in statements:
-            try:
-                opened.exec_driver_sql(statement)
-            except sa.exc.DBAPIError as error:
-                opened.rollback()
-                # another query may be creating the same tables
-                table_names = set(sa.inspect(opened).get_table_names())
-                if all(table.name in table_names for table in missing):
-                    return
-                ours = inspection.translate(where, error.orig) if error.orig else None
-                if isinstance(ours, errors.PermissionLost):
-                    listed = ";\n".join(statements)
-                    raise errors.NotAuthorised(
-                        f"instep's own tables cannot be created: {ours.what}",
-                        f"have an administrator run these statements:\n{listed};",
-                    ) from error
-                raise
-        opened.commit()
+        for table in _missing(opened):
+            for statement in create(table, opened.dialect):
+                try:
+                    opened.exec_driver_sql(statement)
+                    opened.commit()
+                except sa.exc.DBAPIError as error:
+                    opened.rollback()
+                    if table not in _missing(opened):
+                        break
+                    ours = inspection.translate(where, error.orig) if error.orig else None
+                    if isinstance(ours, errors.PermissionLost):
+                        raise _not_allowed(opened, ours) from error
+                    raise
+
+
+def _missing(opened: sa.Connection) -> list[sa.Table]:
+    existing = set(sa.inspect(opened).get_table_names())
+    own = (*metadata.sorted_tables, *sink_metadata.sorted_tables)
+    return [table for table in own if table.name not in existing]
+
+
+def _not_allowed(opened: sa.Connection, refused: errors.InstepError) -> errors.NotAuthorised:
+    """Return the error with the statements that somebody else has to run."""
+    statements = [text for table in _missing(opened) for text in create(table, opened.dialect)]
+    listed = ";\n".join(statements)
+    return errors.NotAuthorised(
+        f"instep's own tables cannot be created: {refused.what}",
+        f"have an administrator run these statements:\n{listed};",
+    )
 
 
 def adopt(url: str, sink: str) -> None:

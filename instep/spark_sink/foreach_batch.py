@@ -63,17 +63,9 @@ class BatchSink:
         with session.session_of(self._definition, schema) as opened:
             targets = opened.inspect()
         messages = _collect(rows, self._definition, targets)
-        query_id = planned.query_id or next((one.query_id for one in messages), "")
-        run_id = planned.run_id or next((one.run_id for one in messages), "")
-        if not (query_id and run_id):
-            raise errors.SettingsError(
-                "the rows do not come from a streaming query",
-                "pass the sink to writeStream.foreachBatch, or write a batch:"
-                ' df.write.format("instep")',
-            )
         batch = IncomingBatch(
-            query_id,
-            run_id,
+            planned.query_id,
+            planned.run_id,
             batch_id,
             encoding.combined(one.digest for one in messages),
             planned.offsets,
@@ -83,10 +75,10 @@ class BatchSink:
 
 
 class _Planned(msgspec.Struct, frozen=True):
-    """What the driver knows of a batch. Spark Connect tells nothing of it."""
+    """What the driver knows of a batch."""
 
-    query_id: str | None = None
-    run_id: str | None = None
+    query_id: str
+    run_id: str
     offsets: str | None = None
     is_complete: bool = False
 
@@ -99,9 +91,15 @@ class _Planned(msgspec.Struct, frozen=True):
         """
         from instep.spark_sink import decision
 
+        if not hasattr(rows, "_jdf"):
+            return cls._of_connect(rows)
         execution: Any = _execution_of(rows)
         if execution is None:
-            return cls()
+            raise errors.SettingsError(
+                "the rows do not come from a streaming query",
+                "pass the sink to writeStream.foreachBatch, or write a batch:"
+                ' df.write.format("instep")',
+            )
         return cls(
             execution.id().toString(),
             execution.runId().toString(),
@@ -111,12 +109,26 @@ class _Planned(msgspec.Struct, frozen=True):
             execution.outputMode().toString() == "Complete",
         )
 
+    @classmethod
+    def _of_connect(cls, rows: DataFrame) -> _Planned:
+        """Return the only query of the session.
+
+        Spark Connect calls the function in a process that knows neither query nor offsets.
+        """
+        active = rows.sparkSession.streams.active
+        if len(active) != 1:
+            raise errors.SettingsError(
+                f"the session of Spark Connect runs {len(active)} streaming queries, and does not"
+                " tell which of them the rows are from",
+                "run a query with foreachBatch in a session of its own, or use"
+                ' writeStream.format("instep")',
+            )
+        return cls(str(active[0].id), str(active[0].runId))
+
 
 def _execution_of(rows: DataFrame) -> Any:
-    """Return the running query in Spark's JVM; None with Spark Connect."""
-    context: Any = getattr(rows.sparkSession, "_sc", None)
-    if context is None:
-        return None
+    """Return the running query in Spark's JVM; None if the rows are not of a stream."""
+    context: Any = rows.sparkSession.sparkContext
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None

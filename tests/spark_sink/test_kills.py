@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from instep.waiting import wait_until
 from tests.support import sink_lives
 from tests.support.databases import run_sql
 from tests.support.sink_lives import Checkpoint, Life
@@ -57,6 +57,17 @@ class Lives:
         end = "killed" if os.WIFSIGNALED(status) else str(os.waitstatus_to_exitcode(status))
         self.ends[end] += 1
         return end
+
+    def batch(self) -> int:
+        """Return the last batch that was applied."""
+        [(batch_id,)] = run_sql(self.url, "SELECT batch_id FROM instep_sinks")
+        return -1 if batch_id is None else int(batch_id)
+
+    def repair(self) -> None:
+        """Do what the page of a stop says, if there is one: repeat and accept the last batch."""
+        if self.end(self.start(f"{sink_lives.DONE}:0")) == "3":
+            Checkpoint(self.folder).forget_last_commit()
+            sink_lives.adopt(self.url, self.shape)
 
     def check(self) -> None:
         for table, rows in sink_lives.expected(self.shape, ROWS).items():
@@ -108,18 +119,21 @@ def test_two_drivers_at_once_on_one_checkpoint(
     url = prepared(new_database(kind))
     lives = Lives(url, shape, tmp_path, knows_offsets=True)
     chance = random.Random(f"{kind} {shape}")
-    for _ in range(KILLS // 4):
+    lives.end(lives.start(f"{sink_lives.DONE}:0"))
+    for _ in range(KILLS // 2):
+        before = lives.batch()
         pids = [lives.start(), lives.start()]
-        time.sleep(chance.uniform(0.05, 0.4))  # a moment of the kill, not a wait
+        wanted = before + chance.randint(1, 4)
+        wait_until(lambda wanted=wanted: lives.batch() >= wanted, 20)  # type: ignore[misc]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             lives.end(pid)
+        if chance.random() < 0.3:
+            lives.repair()
     for _ in range(10):
         if lives.end(lives.start()) == "0":
             break
-        # What the page of the stop says: repeat the last batch, and accept it.
-        Checkpoint(tmp_path).forget_last_commit()
-        sink_lives.adopt(url, shape)
+        lives.repair()
 
     lives.check()
     stops = Counter((tmp_path / "stderr").read_text().split())

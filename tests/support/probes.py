@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 from instep import errors
 from instep.pipeline import session
 from instep.pipeline.apply.batch import ProbeEvent
@@ -59,3 +61,23 @@ def kill_at(moment: ProbeEvent) -> None:
     step, _, row = os.environ["INSTEP_TEST_KILL"].partition(":")
     if moment.step == int(step) and moment.first <= int(row) <= moment.last:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_once(moment: ProbeEvent) -> None:
+    """Kill this process, and those that started it up to the driver, at the step that a file asks.
+
+    The file `kill` has the step and the process id of the driver, or 0 to kill only this process.
+    It is renamed first, so that only one process is killed.
+    """
+    asked = Path(os.environ[FOLDER], "kill")
+    try:
+        step, driver = map(int, asked.read_text().split())
+        if moment.step != step:
+            return
+        asked.rename(asked.with_name("killed"))
+    except (FileNotFoundError, ValueError):
+        return
+    above = [process.pid for process in psutil.Process().parents()] if driver else []
+    for pid in above[: above.index(driver) + 1] if driver in above else []:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
