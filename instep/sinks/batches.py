@@ -49,6 +49,7 @@ DELETE_STAGED_OF_OTHER_RUNS = "DELETE FROM instep_staged_rows WHERE sink = ? AND
 DELETE_STAGED_UP_TO = (
     "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id = ? AND batch_id <= ?"
 )
+DELETE_STAGED_OF_TASK = "DELETE FROM instep_staged_rows WHERE token = ?"
 SELECT_ALL = (
     "SELECT sink, query_id, batch_id, epoch, next_row, committed_at FROM instep_sinks ORDER BY sink"
 )
@@ -107,10 +108,17 @@ class Batches:
         return StoredBatch(*rows[0]) if rows else None
 
     def add_run(self, run_id: str, epoch: int) -> None:
-        """Keep the epoch of a run, and remove what its predecessors staged."""
+        """Keep the epoch of a run."""
         self._execute(INSERT_RUN, self._sink, run_id, epoch)
         self._execute(DELETE_RUNS, self._sink, epoch - RUNS_KEPT)
+
+    def remove_staged_by_others(self, run_id: str) -> None:
+        """Remove what the predecessors of a run staged."""
         self._execute(DELETE_STAGED_OF_OTHER_RUNS, self._sink, run_id)
+
+    def remove_token(self, token: str) -> None:
+        """Remove the staged rows of one task."""
+        self._execute(DELETE_STAGED_OF_TASK, token)
 
     def add_batch(self, batch_id: int, batch: StoredBatch) -> None:
         """Keep a batch that is applied now. After `adopt`, its id may have been used before."""

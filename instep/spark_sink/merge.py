@@ -129,6 +129,7 @@ class Merge:
             step = decision.decide(self._definition.name, before, self._batch, self._batches.batch)
             if run_epoch is None:
                 self._batches.add_run(self._batch.run_id, epoch)
+                self._batches.remove_staged_by_others(self._batch.run_id)
             after = msgspec.structs.replace(before, epoch=epoch)
             result = MergeResult(step)
             if step is BatchStep.APPLY:
@@ -158,7 +159,10 @@ class Merge:
         self._batches.add_run(self._batch.run_id, before.epoch)
         after = msgspec.structs.replace(before, next_row=before.next_row + result.rows)
         self._batches.advance(before, after)
-        self._remove_staged()
+        # Only its own: a stream of the same name may have staged rows for its next batch.
+        for message in self._messages:
+            if message.token is not None:
+                self._batches.remove_token(message.token)
         return result
 
     def _remove_staged(self) -> None:

@@ -12,7 +12,7 @@ from instep import errors
 from instep.sinks import batches
 from instep.sinks.batches import Batches
 from instep.spark_sink import definition
-from instep.spark_sink.decision import BatchStep
+from instep.spark_sink.decision import BatchStep, IncomingBatch
 from instep.spark_sink.merge import TaskMessage
 from tests.support.databases import run_sql
 from tests.support.spark_sinks import SinkQuery
@@ -180,6 +180,26 @@ def test_staged_rows_are_merged_and_removed(url: str, query: Callable[..., SinkQ
 
     assert [found[0] for found in orders(url)] == [1, 2, 9]
     assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
+def test_a_single_write_leaves_the_staged_rows_of_a_stream_alone(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    one = query()
+    message = one.message([row(1), row(2)])
+    with one.session_open() as opened:
+        stage = Batches(opened.connection, "orders").stage
+        stage("of the write", "", 0, 0, message.chunks)
+        stage("of a stream", "run", 0, 0, message.chunks)
+    staged = TaskMessage("", "", message.digest, [], "of the write", 1)
+    batch = IncomingBatch("", "random", 0, message.digest)
+
+    one.session.merge(batch, [staged], is_stream=False)
+    again = one.session.merge(batch, [staged], is_stream=False)
+
+    assert again.step is BatchStep.SKIP
+    assert [found[0] for found in orders(url)] == [1, 2]
+    assert run_sql(url, "SELECT token FROM instep_staged_rows") == [("of a stream",)]
 
 
 def test_lost_staged_rows_are_noticed(url: str, query: Callable[..., SinkQuery]) -> None:
