@@ -26,7 +26,7 @@ import msgspec
 
 from instep import errors
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
-from instep.document.guard import Document, Parked
+from instep.document.guard import DocumentId, Parked
 from instep.pipeline.apply import fast, rows
 from instep.pipeline.apply.batch import ProbeEvent, find_probe
 from instep.sinks.batches import Batches, StoredBatch, StoredSink
@@ -173,7 +173,7 @@ class Merge:
         """Do steps 3 to 6 for all tables."""
         self._at(3)
         count = quarantined = 0
-        seen: list[set[Document]] = [set() for _ in self._sinks]
+        seen: list[set[DocumentId]] = [set() for _ in self._sinks]
         pending: list[list[tuple[Record, bool]]] = [[] for _ in self._sinks]
         for chunk in self._chunks():
             waiting, deletes = pending[chunk.table], set(chunk.deletes)
@@ -209,7 +209,7 @@ class Merge:
                     yield encoding.unpack(data)
 
     def _write_rows(
-        self, table: int, waiting: Sequence[tuple[Record, bool]], seen: set[Document]
+        self, table: int, waiting: Sequence[tuple[Record, bool]], seen: set[DocumentId]
     ) -> int:
         """Write rows of one table; return how many are in quarantine."""
         sink = self._sinks[table]
@@ -247,7 +247,7 @@ class Merge:
         batch_id = self._batch.batch_id
         self._probe(ProbeEvent(self._definition.name, step, PARTITION, batch_id, batch_id))
 
-    def _check_unique(self, sink: Sink, events: Sequence[Event], seen: set[Document]) -> None:
+    def _check_unique(self, sink: Sink, events: Sequence[Event], seen: set[DocumentId]) -> None:
         for event in events:
             if event.document in seen:
                 shown = str(event.document).replace("\x1f", ", ")
