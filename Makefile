@@ -15,7 +15,8 @@ demo: $(READY) ## polling compared with events in a terminal: local broker, Spar
 
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long and not own_spark"
+	@$(BIN)/python -m pytest tests/spark_sink -m "own_spark and not long"
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
@@ -26,7 +27,8 @@ versions: $(READY) ## the tests that depend on the database, on other versions; 
 campaign: $(READY) ## mixed faults on every database, compared with a model: about 10 minutes (ARGS="--seed 7 --databases postgres")
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m tests.campaign $(ARGS)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "long and not own_spark"
+	@$(BIN)/python -m pytest tests/spark_sink -m "own_spark and long"
 
 check: $(READY) ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check .

@@ -49,7 +49,6 @@ LONG = (
     "test_spark_cluster.py",
     "reconcile",
     "test_story.py",
-    "test_doors.py",
     "lab",
     "bench",
     "test_docs.py",

@@ -18,6 +18,8 @@ from tests.support import cli
 from tests.support.databases import run_sql
 from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows, user_session
 
+pytestmark = pytest.mark.own_spark
+
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
 SCHEMA = "order_id int, status string, version long"
 ORDERS = "CREATE TABLE orders (order_id INTEGER PRIMARY KEY, status VARCHAR(20), version BIGINT)"

@@ -17,7 +17,7 @@ from tests.support import probes, sink_lives, sink_program
 from tests.support.databases import run_sql
 from tests.support.spark_sessions import ROOT, add_rows, user_session
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.own_spark, pytest.mark.long, pytest.mark.timeout(1_200)]
 
 STEPS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 ROWS = 40  # in each file
