@@ -1,12 +1,13 @@
 """The batches of Spark sinks: what each has applied, which run writes, and rows that are staged.
 
-Kept in `instep_sinks`, `instep_sink_runs`, `instep_batches` and `instep_staged_rows`, and changed
-in the transaction that writes the rows. The caller holds the transaction.
+Kept in `instep_sinks`, `instep_sink_tables`, `instep_sink_runs`, `instep_batches` and
+`instep_staged_rows`, and changed in the transaction that writes the rows. The caller holds the
+transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +36,9 @@ ADVANCE_SINK = (
 )
 ADOPT = "UPDATE instep_sinks SET query_id = NULL, batch_id = NULL WHERE sink = :sink"
 FORGET_BATCHES = "DELETE FROM instep_batches WHERE sink = :sink"
+DELETE_TABLES = "DELETE FROM instep_sink_tables WHERE sink = ?"
+INSERT_TABLE = "INSERT INTO instep_sink_tables (pipeline, sink, definition) VALUES (?, ?, ?)"
+SELECT_TABLES = "SELECT pipeline, sink, definition FROM instep_sink_tables ORDER BY pipeline"
 SELECT_RUN = "SELECT epoch FROM instep_sink_runs WHERE sink = ? AND run_id = ?"
 INSERT_RUN = "INSERT INTO instep_sink_runs (sink, run_id, epoch) VALUES (?, ?, ?)"
 DELETE_RUNS = "DELETE FROM instep_sink_runs WHERE sink = ? AND epoch < ?"
@@ -96,6 +100,12 @@ class Batches:
                 f"another query has just started the sink: {error.what}"
             ) from error
         return StoredSink()
+
+    def keep_tables(self, definitions: Mapping[str, str]) -> None:
+        """Replace what is known of the sink's tables: a definition for each name in the journal."""
+        self._execute(DELETE_TABLES, self._sink)
+        for pipeline, text in definitions.items():
+            self._execute(INSERT_TABLE, pipeline, self._sink, text)
 
     def run_epoch(self, run_id: str) -> int | None:
         """Return the epoch of a run that has written before."""
@@ -237,6 +247,15 @@ def stored_sinks(url: str) -> dict[str, StoredSink]:
         if not sa.inspect(opened).has_table("instep_sinks"):
             return {}
         return {str(row[0]): _stored(tuple(row[1:])) for row in opened.execute(sa.text(SELECT_ALL))}
+
+
+def stored_tables(url: str) -> list[tuple[str, str, str]]:
+    """Return the name in the journal, the sink and the definition of each table of a sink."""
+    with inspection.connection(target.database_url(url)) as opened:
+        if not sa.inspect(opened).has_table("instep_sink_tables"):
+            return []
+        rows = opened.execute(sa.text(SELECT_TABLES))
+        return [(str(pipeline), str(sink), str(text)) for pipeline, sink, text in rows]
 
 
 def _stored(row: Sequence[Any]) -> StoredSink:

@@ -62,9 +62,16 @@ class TargetTable(abc.ABC):
         self.text_keys = [key for key in mapping.keys if isinstance(key.kind, kinds.Text)]
         self.columns = tuple(column.name for column in mapping.columns)
         self.guard = self.quoted(mapping.guard) if mapping.guard else None
-        self.guard_index = self.columns.index(mapping.guard) if mapping.guard else None
+        self.guard_index = None  # also if the guard's column belongs to the key
+        if mapping.guard in self.columns:
+            self.guard_index = self.columns.index(mapping.guard)
         self.guard_kind = next(
-            (column.kind for column in mapping.columns if column.name == mapping.guard), None
+            (
+                column.kind
+                for column in (*mapping.keys, *mapping.columns)
+                if column.name == mapping.guard
+            ),
+            None,
         )
         status = mapping.status_column if target.rules.transitions else None
         self._status = self.column_expression(status) if status else None
@@ -171,8 +178,24 @@ class TargetTable(abc.ABC):
         self, query: str, parameters: Sequence[Any], documents: Iterable[DocumentId]
     ) -> Iterator[tuple[Any, ...]]:
         """Run a query with `{key_list}`, the condition that a row belongs to these documents."""
-        statement = query.replace("{key_list}", f"{self.key_tuple} IN {{documents}}")
-        return self.connection.select_many(statement, parameters, self.key_parameters(documents))
+        values = self.key_parameters(documents)
+        return self.select_keys(query, parameters, values, self.mapping.keys)
+
+    def select_keys(
+        self,
+        query: str,
+        parameters: Sequence[Any],
+        values: Sequence[Any],
+        keys: Sequence[TargetColumn],
+    ) -> Iterator[tuple[Any, ...]]:
+        """Run a query with `{key_list}`, the condition that these columns have one of the values.
+
+        Of several columns, the values are tuples.
+        """
+        names = ", ".join(self.quoted(key.name) for key in keys)
+        before = f"({names})" if len(keys) > 1 else names
+        statement = query.replace("{key_list}", f"{before} IN {{documents}}")
+        return self.connection.select_many(statement, parameters, values)
 
     # --- how writes are checked ----------------------------------------------------------------
 
@@ -299,25 +322,44 @@ class TargetTable(abc.ABC):
         query = f"SELECT {self.key_expressions()} FROM {self.name} WHERE {{key_list}}"
         return {self.split_key(row)[0] for row in self.select_documents(query, (), [document])}
 
+    def rows_of(self, id_parts: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return the keys of the rows whose key begins with one of these parts of ids."""
+        if not id_parts:
+            return []
+        keys = self.mapping.keys[: len(id_parts[0])]
+        values = [tuple(map(self.connection.bind, parts)) for parts in id_parts]
+        rows = self.select_keys(
+            f"SELECT {self.key_expressions()} FROM {self.name} WHERE {{key_list}}",
+            (),
+            values if len(keys) > 1 else [value for (value,) in values],
+            keys,
+        )
+        return list(rows)
+
     def statuses(self, limit: int) -> set[str]:
-        """Return at most `limit` statuses of the table, if transitions are declared."""
-        if self._status is None:
+        """Return at most `limit` statuses of the table, if a column stores them."""
+        column = self.mapping.status_column
+        if column is None:
             return set()
+        status = self.column_expression(column)
         query = (
-            f"SELECT DISTINCT {self._status} FROM {self.name}"
-            f" WHERE {self._status} IS NOT NULL LIMIT {int(limit)}"
+            f"SELECT DISTINCT {status} FROM {self.name}"
+            f" WHERE {status} IS NOT NULL LIMIT {int(limit)}"
         )
         return {str(row[0]) for row in self.connection.select(query)}
 
     # --- writing -------------------------------------------------------------------------------
 
-    def write(self, changes: guard.Changes) -> None:
-        """Write a batch's changes: deletes, then inserts and updates."""
-        for chunk in chunks(self.key_parameters(changes.deletes), DELETE_CHUNK):
+    def delete(self, documents: Iterable[DocumentId]) -> None:
+        """Delete the rows of these documents."""
+        for chunk in chunks(self.key_parameters(documents), DELETE_CHUNK):
             listed, values = self.connection.in_list(chunk)
             self.connection.execute(
                 f"DELETE FROM {self.name} WHERE {self.key_tuple} IN {listed}", values
             )
+
+    def write_rows(self, changes: guard.Changes) -> None:
+        """Insert and update what a batch changes."""
         self.write_groups(self._grouped(changes))
 
     def statement_checks(self) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import importlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from instep.document import results
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Verdict
 from instep.document.reasons import Refusal
@@ -31,13 +33,19 @@ class Writer(msgspec.Struct, frozen=True):
     topic_id: str
     already_applied: dict[int, list[tuple[int, int]]] = {}
 
-    def already_applied_among(self, partition: int, records: Sequence[Record]) -> set[int]:
+    def already_applied_among(
+        self, partition: int, records: Sequence[Record], slots: int = 1
+    ) -> set[int]:
         """Return the offsets of those records that were applied before the ledger was moved."""
         ranges = self.already_applied.get(partition)
         if not ranges:
             return set()
         offsets = (record.offset for record in records)
-        return {offset for offset in offsets if any(start <= offset < end for start, end in ranges)}
+        return {
+            offset
+            for offset in offsets
+            if any(start <= offset // slots < end for start, end in ranges)
+        }
 
 
 class BatchOutcome(msgspec.Struct, frozen=True):
@@ -80,8 +88,11 @@ def bounded(ages_us: list[int]) -> list[int]:
 class BatchPart:
     """Records of a batch that are applied in a transaction of their own."""
 
-    def __init__(self, records: Sequence[Record], *, isolate_failures: bool = False) -> None:
-        self.records = records
+    def __init__(
+        self, records: Sequence[Record], *, isolate_failures: bool = False, slots: int = 1
+    ) -> None:
+        """Take records, or results of records, which have `slots` numbers for each offset."""
+        self.records, self._slots = records, slots
         self.isolate_failures = isolate_failures
         # Of a part with one record: why it is refused, if only the commit shows that it is.
         self.refusal: Refusal | None = None
@@ -95,7 +106,7 @@ class BatchPart:
 
     def decode(self, decoder: Decoder) -> tuple[list[Event], list[DeadLetter]]:
         """Decode the records; a refusal that is known already is attached to the events."""
-        events, dead = decoder.decode_all(self.records)
+        events, dead = results.decode(decoder, self.records)
         return self.with_refusal(events), dead
 
     def with_refusal(self, events: list[Event]) -> list[Event]:
@@ -114,10 +125,33 @@ class BatchPart:
         """
         if self.claimed is not None or len(self.records) <= size:
             return [self]
+        starts = [0]
+        for start in range(size, len(self.records), size):
+            whole = self._record_start(start)
+            if starts[-1] < whole < len(self.records):
+                starts.append(whole)
+        if len(starts) == 1:
+            return [self]
         return [
-            BatchPart(self.records[start : start + size], isolate_failures=self.isolate_failures)
-            for start in range(0, len(self.records), size)
+            BatchPart(
+                self.records[start:end], isolate_failures=self.isolate_failures, slots=self._slots
+            )
+            for start, end in itertools.pairwise([*starts, len(self.records)])
         ]
+
+    def _record_start(self, index: int) -> int:
+        """Return the first index from here on at which a record begins.
+
+        The ledger counts records, so the results of a record are applied together.
+        """
+        records, slots = self.records, self._slots
+        while (
+            slots > 1
+            and index < len(records)
+            and records[index].offset // slots == records[index - 1].offset // slots
+        ):
+            index += 1
+        return index
 
     def halves(self) -> list[BatchPart]:
         """Return the records in two parts, or this part if it cannot be split."""

@@ -45,10 +45,20 @@ from instep.sinks.target import Position, Target
 
 
 def load_target(target: Target, number: int) -> Target:
-    """Return the target of a pipeline as the sink of a load takes it."""
+    """Return the target of a pipeline as the sink of a load takes it.
+
+    Rows of a source are events: a transformation does not apply to them. They make no rows in
+    further tables.
+    """
     rules = msgspec.structs.replace(target.rules, order_is_time=False)  # a tie changes nothing
     return msgspec.structs.replace(
-        target, topic=loads.topic_of(number), rules=rules, guarantee="exactly-once"
+        target,
+        topic=loads.topic_of(number),
+        rules=rules,
+        guarantee="exactly-once",
+        mapping=target.mapping.without_further,
+        further=(),
+        slots=1,
     )
 
 
@@ -95,14 +105,13 @@ def left_to_pipeline(sink: Sink, events: Sequence[Event]) -> set[int]:
     if rules.ordered:
         if not (sink.target.history and rules.missing == "insert" and rules.deletes == "row"):
             return set()
-        read = sink.journal.read_documents(documents)
-        deleted = [document for document, has_delete in read.items() if has_delete]
+        deleted = sink.journal.read_documents(documents, deletes=True)
         stored = sink.stored(deleted) if deleted else {}
         left = {document for document in deleted if document not in stored}
         return {event.offset for event in events if event.document in left}
     left = set(sink.journal.parked_among(documents))
     if sink.target.history:
-        left |= sink.journal.read_documents(documents).keys()
+        left |= sink.journal.read_documents(documents)
     for document, row in sink.table.look_up(documents).items():
         if any(value is not None for value in row.values()):
             left.add(document)

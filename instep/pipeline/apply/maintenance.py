@@ -7,7 +7,8 @@ and its epoch stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -15,17 +16,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from instep import errors, settings, sinks
-from instep.document.decoding import Decoder
+from instep.document import results
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import DocumentId
+from instep.document.reasons import Reason
+from instep.document.results import Result, Transform
 from instep.sinks import inspection
-from instep.sinks.journal_entries import Action, RecordPosition
+from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
 from instep.waiting import retrying
 
 TRIES_MAX = 8
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -48,12 +52,20 @@ class MaintenanceSession:
     """The sink of one pipeline, and a decoder by its current settings."""
 
     def __init__(
-        self, name: str, pipeline: settings.Pipeline, actor: str, *, waits: bool = True
+        self,
+        name: str,
+        pipeline: settings.Pipeline,
+        actor: str,
+        *,
+        waits: bool = True,
+        transform: Transform | None = None,
     ) -> None:
         """Open the sink.
 
-        Without `waits`, a transaction raises Transient if a task has locked the ledger.
+        Without `waits`, a transaction raises Transient if a task has locked the ledger. A pipeline
+        with a transformation needs `transform` to decode records.
         """
+        self._transform = transform
         self.name, self.actor, self._waits = name, actor, waits
         self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
         self.decoder = Decoder(self.sink.target.mapping, self.sink.record_bytes_max)
@@ -63,6 +75,69 @@ class MaintenanceSession:
 
     def __exit__(self, *_: object) -> None:
         self.sink.close()
+        close = getattr(self._transform, "close", None)
+        if close is not None:
+            close()
+
+    def decode(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
+        """Return events and dead letters of records of the log."""
+        if self.sink.target.slots == 1:
+            return self.decoder.decode_all(records)
+        return results.decode(self.decoder, self._transformed(records))
+
+    def decode_quarantined(
+        self, quarantined: Sequence[QuarantinedRecord]
+    ) -> tuple[list[Event], list[DeadLetter]]:
+        """Return events and dead letters of what is in quarantine.
+
+        A row of a load is an event. With a transformation, a record has results: these are the
+        ones in quarantine, or all results of a record on which the transformation failed. A result
+        that the transformation does not yield any more is neither.
+        """
+        if self.sink.target.slots == 1:
+            return self.decoder.decode_all([one.record for one in quarantined])
+        found: list[Result] = []
+        loaded = [one.record for one in quarantined if one.position.is_loaded]
+        transformed = [one for one in quarantined if not one.position.is_loaded]
+        for _, same_log in itertools.groupby(transformed, key=lambda one: one.position.log):
+            found += self._results_of(list(same_log))
+        events, dead = results.decode(self.decoder, found)
+        events_of_rows, dead_rows = self.decoder.decode_all(loaded)
+        return events + events_of_rows, dead + dead_rows
+
+    def _results_of(self, quarantined: Sequence[QuarantinedRecord]) -> list[Result]:
+        """Return the results in quarantine of records of one log."""
+        records = {
+            (one.position.partition, one.position.offset): msgspec.structs.replace(
+                one.record, offset=one.position.offset
+            )
+            for one in quarantined
+        }
+        by_record: dict[tuple[int, int], list[Result]] = {}
+        for result in self._transformed(list(records.values())):
+            place = (result.partition, result.offset // results.SLOTS)
+            by_record.setdefault(place, []).append(result)
+        found: list[Result] = []
+        for one in quarantined:
+            of_record = by_record.get((one.position.partition, one.position.offset), [])
+            if one.reason != Reason.TRANSFORMATION_FAILED and not any(
+                result.failure for result in of_record
+            ):
+                of_record = of_record[one.position.result : one.position.result + 1]
+            first = one.record.offset - one.position.result
+            found += [
+                msgspec.structs.replace(result, offset=first + result.offset % results.SLOTS)
+                for result in of_record
+            ]
+        return found
+
+    def _transformed(self, records: Sequence[Record]) -> list[Result]:
+        if self._transform is None:
+            raise errors.InstepError(
+                f"pipeline {self.name!r} has a transformation, which needs Spark",
+                "run a command that starts Spark: instep replay, instep parked release",
+            )
+        return self._transform(records)
 
     @contextmanager
     def read(self) -> Iterator[Sink]:
@@ -79,7 +154,7 @@ class MaintenanceSession:
         with self.sink.transaction(keep=execute):
             yield self.sink.ledger.positions(lock=True, wait=self._waits)
 
-    def retry(self, attempt: Callable[[], Result]) -> Result:
+    def retry(self, attempt: Callable[[], Returned]) -> Returned:
         """Retry a transaction that the database aborted because of another one."""
         return retrying(
             attempt, lambda error: isinstance(error, errors.Transient), tries_max=TRIES_MAX

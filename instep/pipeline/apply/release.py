@@ -6,6 +6,9 @@ again. What came before it is applied; the rest keeps waiting.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import msgspec
 
 from instep import errors
@@ -17,10 +20,16 @@ from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition
 from instep.sinks.target import Position
 
+NO_RESULT = Refusal(
+    Reason.TRANSFORMATION_FAILED, "the transformation does not yield this event any more"
+)
 
-def release(session: MaintenanceSession, document: str, *, execute: bool) -> list[Change]:
+
+def release(
+    session: MaintenanceSession, document: str, *, execute: bool, reason: str | None = None
+) -> list[Change]:
     """Apply a document's waiting events in one transaction, and return what became of each."""
-    return session.retry(lambda: _release(session, document, execute))
+    return session.retry(lambda: _release(session, document, execute, reason))
 
 
 def waiting_events(session: MaintenanceSession, document: str) -> list[QuarantinedRecord]:
@@ -42,18 +51,21 @@ def ledger_offset(
     None for an event of a topic that was replaced since.
     """
     position = ledger.get(place.partition)
-    if position is None or place.topic != session.sink.target.topic:
+    if position is None or place.log != session.sink.target.topic:
         return None
     return position.next_offset
 
 
-def _release(session: MaintenanceSession, document: str, execute: bool) -> list[Change]:
+def _release(
+    session: MaintenanceSession, document: str, execute: bool, reason: str | None
+) -> list[Change]:
     sink, at = session.sink, maintenance.now()
     lines: list[Change] = []
     with session.transaction(execute=execute) as ledger:
         waiting = waiting_events(session, document)
+        decoded = _decode(session, waiting)
         for number, one in enumerate(waiting):
-            line = _apply(session, one)
+            line = _apply(session, one, decoded[number])
             lines.append(line)
             if line.verdict == Verdict.PARKED.value:
                 sink.journal.update_parked(
@@ -68,13 +80,12 @@ def _release(session: MaintenanceSession, document: str, execute: bool) -> list[
             sink.journal.update_verdict(document, one.position, _history_verdict(line), at, stood)
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
         sink.journal.remove_parked([line.position for line in gone])
-        session.record(Action.RELEASED, gone, at)
+        session.record(Action.RELEASED, gone, at, reason)
     return lines
 
 
-def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
+def _apply(session: MaintenanceSession, one: QuarantinedRecord, event: Event | Refusal) -> Change:
     sink = session.sink
-    event = _decode(session, one)
     if isinstance(event, Refusal):
         return Change(
             one.position, one.document, Verdict.PARKED.value, event.reason.value, event.detail
@@ -93,12 +104,20 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
     return line
 
 
-def _decode(session: MaintenanceSession, one: QuarantinedRecord) -> Event | Refusal:
-    """Decode the event by the current settings and table, which may have changed since."""
-    events, dead = session.decoder.decode_all([one.record])
-    if dead:
-        return Refusal(dead[0].reason, dead[0].detail)
-    return events[0]
+def _decode(
+    session: MaintenanceSession, waiting: Sequence[QuarantinedRecord]
+) -> list[Event | Refusal]:
+    """Decode the events by the current settings and table, which may have changed since."""
+    found: dict[RecordPosition, Event | Refusal] = {}
+    for _, some in itertools.groupby(waiting, key=lambda one: one.position.log):
+        same = list(some)
+        events, dead = session.decode_quarantined(same)
+        numbers: dict[int, Event | Refusal] = {event.offset: event for event in events}
+        numbers |= {one.record.offset: Refusal(one.reason, one.detail) for one in dead}
+        found |= {
+            one.position: numbers[one.record.offset] for one in same if one.record.offset in numbers
+        }
+    return [found.get(one.position, NO_RESULT) for one in waiting]
 
 
 def _history_verdict(line: Change) -> str:

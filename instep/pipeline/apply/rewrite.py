@@ -12,13 +12,14 @@ import msgspec
 
 from instep.document import guard
 from instep.document.decoding import Event
-from instep.document.guard import DocumentId, Stored, Verdict
+from instep.document.guard import Changes, DocumentId, Stored, Verdict
 from instep.pipeline.apply import slow
+from instep.pipeline.apply.further import FurtherBatch
 from instep.sinks.sink import Sink
 
 
 class RewrittenRow(msgspec.Struct, frozen=True):
-    """A row that changed, or would: its document's last event, and the row before and after."""
+    """A document that changed, or would: its last event, and its main row before and after."""
 
     event: Event
     before: dict[str, Any] | None
@@ -38,18 +39,46 @@ def write_changed(
         event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED
     ]
     before = sink.table.look_up(event.document for event in applied)
-    with sink.table.unguarded():
+    further_before = _further_rows(sink, applied)
+    with sink.unguarded():
         with sink.savepoint(keep=False):
-            sink.write(guard.settle(applied, stored, rules))
+            sink.write(_settled(sink, applied, stored, rules))
             after = sink.table.look_up(event.document for event in applied)
+            further_after = _further_rows(sink, applied)
         changed = [
-            event for event in applied if before.get(event.document) != after.get(event.document)
+            event
+            for event in applied
+            if before.get(event.document) != after.get(event.document)
+            or further_before.get(event.document) != further_after.get(event.document)
         ]
         if execute and changed:
             with sink.savepoint():
-                sink.write(guard.settle(changed, stored, rules))
+                sink.write(_settled(sink, changed, stored, rules))
     last = {event.document: event for event in changed}
     return [
         RewrittenRow(event, before.get(document), after.get(document))
         for document, event in last.items()
     ]
+
+
+def _settled(
+    sink: Sink, events: Sequence[Event], stored: Mapping[DocumentId, Stored], rules: guard.Rules
+) -> Changes:
+    changes = guard.settle(events, stored, rules)
+    further = []
+    for number in range(len(sink.further)):
+        table = FurtherBatch(sink, number)
+        table.read(events)
+        further.append(table.decide(events, changes.verdicts, stored))
+    return msgspec.structs.replace(changes, further=tuple(further))
+
+
+def _further_rows(sink: Sink, events: Sequence[Event]) -> dict[DocumentId, list[Any]]:
+    """Return by document what the further tables have of it."""
+    found: dict[DocumentId, list[Any]] = {}
+    for table in sink.further:
+        by_document = table.rows_of({event.document for event in events})
+        rows = table.table.look_up(row for of_one in by_document.values() for row in of_one)
+        for document, of_one in by_document.items():
+            found.setdefault(document, []).append([(row, rows.get(row)) for row in sorted(of_one)])
+    return found

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 
 from instep.document.decoding import Event
 from instep.document.guard import DocumentId, Parked, Verdict
-from instep.pipeline.apply import fast, slow
+from instep.pipeline.apply import fast, further, slow
 from instep.pipeline.apply.fast import AtStep
 from instep.sinks.journal_entries import SpecialDocuments
-from instep.sinks.sink import Sink
+from instep.sinks.sink import FurtherSink, Sink
 
 
 def write(
@@ -78,4 +78,24 @@ def write_fast(
         return []
     if not sink.table.may_upsert:
         return None
-    return fast.write(sink, events, at_step, any_deleted=any_deleted, stage_first=stage_first)
+    verdicts = fast.write(sink, events, at_step, any_deleted=any_deleted, stage_first=stage_first)
+    if verdicts is not None:
+        for number, table in enumerate(sink.further):
+            due = further.due(sink, number, events, verdicts)
+            _write_further(table, [row for _, row in due.rows], at_step, stage_first=stage_first)
+    return verdicts
+
+
+def _write_further(
+    table: FurtherSink, rows: Sequence[Event], at_step: AtStep, *, stage_first: bool
+) -> None:
+    """Write rows of a further table by the path that it allows. No row of it is ever parked."""
+    if write_fast(table, rows, any_deleted=False, at_step=at_step, stage_first=stage_first) is None:
+        slow.write(
+            table,
+            rows,
+            isolate_failures=False,
+            parked=(),
+            already_applied=(),
+            at_step=at_step,
+        )

@@ -18,6 +18,7 @@ from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 from instep.pipeline.apply import isolate
 from instep.pipeline.apply.fast import AtStep
+from instep.pipeline.apply.further import FurtherBatch
 from instep.sinks.sink import Sink
 
 
@@ -85,8 +86,10 @@ def _rounds(
     """
     if not events:
         return []
-    if not sink.target.refuses:
+    if not any(table.target.refuses for table in sink.all_tables):
         return [events]
+    if any(table.table.unique_column_numbers() for table in sink.further):
+        return [[event] for event in events]
     keys = sink.table.unique_column_numbers()
     if not keys:
         return guard.split_rounds(events, parked)
@@ -105,11 +108,14 @@ class _Batch:
         self.stored: dict[DocumentId, Stored] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.waiting: list[Parked] = []
+        self.further = [FurtherBatch(sink, number) for number in range(len(sink.further))]
 
     def read_stored(self, events: Sequence[Event]) -> None:
         """Read what is stored of all documents at once. What the batch writes is known."""
         if events:
             self.stored = self.sink.stored(event.document for event in events)
+            for table in self.further:
+                table.read(events)
 
     def write(self, events: Sequence[Event], *, isolate_failures: bool) -> None:
         """Write one round. With `isolate_failures`, park the documents that the table refuses."""
@@ -134,10 +140,18 @@ class _Batch:
     def _decide(self, events: Sequence[Event]) -> Changes:
         self.at_step(5)
         in_log_order = sorted(events, key=lambda event: event.offset)
-        return guard.settle(in_log_order, self.stored, self.rules, self.parked_documents)
+        changes = guard.settle(in_log_order, self.stored, self.rules, self.parked_documents)
+        if not self.further:
+            return changes
+        further = [
+            table.decide(in_log_order, changes.verdicts, self.stored) for table in self.further
+        ]
+        return msgspec.structs.replace(changes, further=tuple(further))
 
     def _take(self, events: Sequence[Event], changes: Changes) -> None:
         offsets = sorted(event.offset for event in events)
+        for table, of_table in zip(self.further, changes.further, strict=True):
+            table.take(of_table)
         self.stored.update(changes.after())
         self.parked_documents.update(one.event.document for one in changes.parked)
         self.waiting += changes.parked

@@ -36,11 +36,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from instep import errors
+from instep.document import results
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
 from instep.pipeline.apply import batch, fast, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
-from instep.sinks.journal_entries import RecordPosition, SpecialDocuments
+from instep.sinks.journal_entries import SpecialDocuments, position_of
 from instep.sinks.ledger import fenced
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -60,11 +61,12 @@ def no_check() -> None:
 
 def digest(record: Record) -> str:
     """Return what the ledger keeps of the last applied record, to recognise the log."""
-    key, value = record.key or b"", record.value or b""
+    found_key, found_value = results.in_log(record)
+    key, value = found_key or b"", found_value or b""
     # Spark counts years before 1582 by another calendar, so a negative timestamp is none.
     facts = b"%d %d %d %d " % (
         max(record.timestamp_ms, -1),
-        len(key) if record.key is not None else -1,
+        len(key) if found_key is not None else -1,
         len(key),
         len(value),
     )
@@ -101,8 +103,11 @@ class BatchTransaction:
         *,
         same_topic: Check = no_check,
         same_table: Check = no_check,
+        slots: int = 1,
     ) -> None:
         """Take the records, and how to check what they depend on.
+
+        Results of a transformation have `slots` numbers for each offset of the log.
 
         `log_holds` asks the log whether it has records of a partition between two offsets.
         `same_topic` raises if the records are not of the topic that the writer knows; it is called
@@ -112,7 +117,8 @@ class BatchTransaction:
         self.writer, self.partition = writer, partition
         self._log_holds, self._probe = log_holds, probe
         self._same_topic, self._same_table = same_topic, same_table
-        self._parts = [BatchPart(records)]
+        self._slots = slots
+        self._parts = [BatchPart(records, slots=slots)]
         self._outcomes: list[BatchOutcome] = []
         self._times_outrun = 0
         self._table_checked = False
@@ -153,7 +159,7 @@ class BatchTransaction:
         """Apply the first part; return its outcome, or the parts to try in its place."""
         part, sink = self.part, self.sink
         try:
-            with sink.table.shortfall_is_refusal(self._times_outrun >= OUTRUN_MAX):
+            with sink.shortfall_is_refusal(self._times_outrun >= OUTRUN_MAX):
                 return self._run(part.isolate_failures)
         except errors.Outrun:
             self._times_outrun += 1
@@ -288,7 +294,7 @@ class BatchTransaction:
         Offsets between the ledger and the batch may be transaction markers, or records that
         compaction removed. A record that is still there means that the ledger was moved back.
         """
-        first = self.part.records[0].offset
+        first = self.part.records[0].offset // self._slots
         other_run = position.epoch < self.writer.epoch or position.topic_id != self.writer.topic_id
         if other_run or (
             first > position.next_offset
@@ -332,10 +338,10 @@ class BatchTransaction:
     def take(self, before: Position) -> TakenRecords:
         """Do steps 2 and 3: return the records that are not applied yet, and what they hold."""
         self.at(2)
-        fresh = self.part.records
-        if fresh[0].offset < before.next_offset:
-            fresh = [record for record in fresh if record.offset >= before.next_offset]
-        already_applied = self.writer.already_applied_among(self.partition, fresh)
+        fresh, next_offset = self.part.records, before.next_offset * self._slots
+        if fresh[0].offset < next_offset:
+            fresh = [record for record in fresh if record.offset >= next_offset]
+        already_applied = self.writer.already_applied_among(self.partition, fresh, self._slots)
         if already_applied:
             # What is in quarantine, or was skipped or dropped, stays so.
             kept = self.sink.journal.unapplied_in_range(
@@ -361,7 +367,9 @@ class BatchTransaction:
                 self.partition, taken.events, verdicts, now, skip_existing=skip_known
             )
         self._keep_quarantine(taken.fresh, taken.dead, parked, now, isolate_failures)
-        return self._outcome(len(taken.fresh), taken.events, verdicts, len(taken.dead), now)
+        return self._outcome(
+            results.records_of(taken.fresh), taken.events, verdicts, len(taken.dead), now
+        )
 
     def _events_of(
         self, fresh: Sequence[Record], already_applied: set[int]
@@ -400,7 +408,7 @@ class BatchTransaction:
         overtaken = set()
         for event in doubtful:
             last = written.last(event.document) if written else None
-            here = RecordPosition(target.topic, self.partition, event.offset)
+            here = position_of(target, self.partition, event.offset)
             if last != here and (last is not None or target.rules.ordered):
                 overtaken.add(event.offset)
         return overtaken
@@ -431,11 +439,12 @@ class BatchTransaction:
     def next_position(self, before: Position, outcome: BatchOutcome | None) -> Position | None:
         """Return the ledger's row behind these records; None if all were applied before."""
         last = self.part.records[-1]
-        if last.offset < before.next_offset:
+        next_offset = last.offset // self._slots + 1
+        if next_offset <= before.next_offset:
             return None  # the ledger must not go back
         return msgspec.structs.replace(
             before,
-            next_offset=last.offset + 1,
+            next_offset=next_offset,
             epoch=self.writer.epoch,
             last_digest=digest(last),
             committed_at=datetime.now(UTC),
@@ -462,7 +471,7 @@ class BatchTransaction:
     def at(self, step: int) -> None:
         """Report a step to the probe."""
         if self._probe is not batch.no_probe:
-            first, last = self.part.records[0].offset, self.part.records[-1].offset
+            first, last = (self.part.records[at].offset // self._slots for at in (0, -1))
             pipeline = self.sink.target.pipeline
             self._probe(ProbeEvent(pipeline, step, self.partition, first, last))
 
