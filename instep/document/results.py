@@ -1,0 +1,71 @@
+"""Results of a transformation, as the write path takes them.
+
+A record without a transformation is one event. With one it is any number of events, and each has
+a number of its own, in place of the offset: offset * SLOTS + number of the result. So events keep
+the order of the log, and each can be named. The ledger counts records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.reasons import Reason
+
+# Returns the results of records of the log, in their order; what fails is a result too.
+Transform = Callable[[Sequence[Record]], list["Result"]]
+
+SLOTS = 10_000  # the largest number of results of a record
+
+
+class Result(Record, frozen=True, gc=False):
+    """One result of a record; `value` is the event, None a delete of the document `key`.
+
+    A record without a result is kept too, as an empty one, where the ledger needs it.
+    """
+
+    source_key: bytes | None = None  # of the record itself
+    source_value: bytes | None = None
+    is_empty: bool = False
+    failure: str | None = None  # why the transformation failed
+    records: int = 0  # how many records this one counts for, in the totals
+
+
+def number(offset: int, result: int = 0) -> int:
+    """Return the number of a result in place of an offset."""
+    return offset * SLOTS + result
+
+
+def in_log(record: Record) -> tuple[bytes | None, bytes | None]:
+    """Return key and value that the log has."""
+    if isinstance(record, Result):
+        return record.source_key, record.source_value
+    return record.key, record.value
+
+
+def records_of(records: Sequence[Record]) -> int:
+    """Return how many records of the log these are."""
+    if not records or not isinstance(records[0], Result):
+        return len(records)
+    return sum(one.records for one in records if isinstance(one, Result))
+
+
+def decode(decoder: Decoder, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
+    """Return events and dead letters of records, or of results."""
+    if not records or not isinstance(records[0], Result):
+        return decoder.decode_all(records)
+    failed = [
+        DeadLetter(one, Reason.TRANSFORMATION_FAILED, one.failure)
+        for one in records
+        if isinstance(one, Result) and one.failure is not None
+    ]
+    events, dead = decoder.decode_all(list(_decodable(records)))
+    if failed:
+        dead = sorted([*dead, *failed], key=lambda letter: letter.record.offset)
+    return events, dead
+
+
+def _decodable(records: Iterable[Record]) -> Iterable[Record]:
+    for one in records:
+        if not isinstance(one, Result) or not (one.is_empty or one.failure is not None):
+            yield one

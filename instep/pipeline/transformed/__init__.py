@@ -1,0 +1,1 @@
+"""Pipelines with a transformation: Spark reads batches, transforms them, and tasks apply them."""

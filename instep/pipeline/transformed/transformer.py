@@ -1,0 +1,237 @@
+"""Transform records with Spark, and find those on which the transformation fails.
+
+Spark gives up a whole batch if one record fails, for example on a text that is no number. The
+record is found by halving: each half is tried alone, so that only the record itself fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+
+import msgspec
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody uses
+from pyspark.sql import types as T  # noqa: N812 - the name that everybody uses
+
+from instep import errors, settings
+from instep.document import results
+from instep.document.decoding import Record
+from instep.document.mapping import KEY, Mapping
+from instep.document.results import Result
+from instep.pipeline import failures, transformation
+from instep.pipeline.micro_batch import arrow
+from instep.pipeline.transformation import PREFIX, Transformation, Transformed
+from instep.pipeline.transformed import collector, worker
+from instep.pipeline.transformed.batches import TaskBatch
+from instep.pipeline.transformed.collector import ResultCollector
+from instep.pipeline.transformed.worker import RecordSource
+from instep.settings import nearest
+
+RECORDS_MAX = 10_000  # of one job; they travel in its description
+BYTES_MAX = 8 * 1024 * 1024
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",  # null is a value; a field that is missing leaves the column alone
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?(?= SQLSTATE|\n|$)")
+_PYTHON_ERROR = re.compile(r"^(\w*(?:Error|Exception|Warning)\b.*)$", re.MULTILINE)
+
+
+class EventFrame(msgspec.Struct, frozen=True):
+    """The events of records, one per row, with what is carried of their record."""
+
+    frame: DataFrame  # the columns of `collector.COLUMNS`
+    fields: T.StructType  # the columns that the transformation yields
+    headers: bool  # whether headers are needed
+
+
+def event_frame(
+    name: str, transform: settings.Transform, mapping: Mapping, records: DataFrame, topic: str
+) -> EventFrame:
+    """Return the events of records; raise SettingsError if the transformation does not fit."""
+    declared = Transformation(
+        f"pipelines.{name}.transform", sql=transform.sql, python=transform.python
+    )
+    found = declared.apply(records, topic)
+    transformation.refuse_moved_rows(found, declared.place)
+    return EventFrame(
+        _events(declared.place, found, transform, mapping),
+        found.fields,
+        found.reads_headers or mapping.reads_headers,
+    )
+
+
+class EventPlan:
+    """The plan that turns a batch of records into events. It is made once and executed often."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: RecordSource,
+        name: str,
+        transform: settings.Transform,
+        mapping: Mapping,
+        *,
+        tasks: int = 1,
+    ) -> None:
+        """Load and check the transformation; raise SettingsError if it does not fit."""
+        session = transformation.session_for(spark)
+        starts = session.range(0, tasks, 1, tasks)
+        records = arrow.map_batches(
+            starts, functools.partial(worker.read, source), transformation.CARRIED_SCHEMA
+        )
+        found = event_frame(name, transform, mapping, records, source.topic)
+        self.context, self.events, self.headers = spark.sparkContext, found.frame, found.headers
+
+    def given(self, records: Sequence[Record]) -> list[Result]:
+        """Return the results of records, in their order."""
+        TaskBatch(given=list(records), headers=self.headers).announce(self.context)
+        collected = ResultCollector()
+        for batch in self.events.toArrow().to_batches():
+            for row in collector.rows(batch):
+                collected.add(row)
+        partitions = dict.fromkeys(record.partition for record in records)
+        return [one for partition in partitions for one in collected.take_rest(partition)]
+
+
+class Transformer:
+    """Transforms records one by one or many at once, and says which of them fail."""
+
+    def __init__(self, plan: EventPlan) -> None:
+        self._plan = plan
+
+    def __call__(self, records: Sequence[Record]) -> list[Result]:
+        """Return the results of records of the log, in order; a failure is a result too."""
+        found: list[Result] = []
+        chunk: list[Record] = []
+        size = 0
+        for record in records:
+            chunk.append(record)
+            size += len(record.value or b"") + len(record.key or b"")
+            if len(chunk) >= RECORDS_MAX or size >= BYTES_MAX:
+                found += self._halved(chunk)
+                chunk, size = [], 0
+        return found + self._halved(chunk)
+
+    def _halved(self, records: Sequence[Record]) -> list[Result]:
+        if not records:
+            return []
+        try:
+            return self._plan.given(records)
+        except (PySparkException, Py4JJavaError) as error:
+            if (known := failures.read(str(error))) is not None:
+                raise known from error
+            if len(records) == 1:
+                self._refuse_broken_spark()
+                return [failed(records[0], readable(error))]
+        middle = len(records) // 2
+        return self._halved(records[:middle]) + self._halved(records[middle:])
+
+    def _refuse_broken_spark(self) -> None:
+        """Raise if it is not the record: then Spark fails without any, too."""
+        try:
+            self._plan.given([])
+        except (PySparkException, Py4JJavaError) as error:
+            raise failures.read(str(error)) or failures.unexplained(error) from error
+
+
+def failed(record: Record, why: str) -> Result:
+    """Return the result of a record on which the transformation fails."""
+    return Result(
+        results.number(record.offset),
+        record.timestamp_ms,
+        record.key,
+        None,
+        record.partition,
+        record.headers,
+        source_key=record.key,
+        source_value=record.value,
+        failure=why,
+        records=1,
+    )
+
+
+def readable(error: Exception) -> str:
+    """Return why a transformation failed: Spark's own condition, or the exception of a UDF."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text and (found := _PYTHON_ERROR.findall(text)):
+        return str(found[-1])[:400]
+    condition = _CONDITION.search(text)
+    return condition[0][:400] if condition else transformation.readable(error)
+
+
+def _events(
+    place: str, found: Transformed, transform: settings.Transform, mapping: Mapping
+) -> DataFrame:
+    """Return the carried columns, and each result as the JSON that pipelines decode."""
+    names = found.fields.names
+    used = [name for name in _used(mapping) if _require(place, name, names)]
+    for name in used:
+        if isinstance(found.fields[name].dataType, T.BinaryType):
+            raise errors.SettingsError(
+                f"{place} yields the binary column {name!r}, which no column of a table can take",
+                f"decode it: base64({name}) or decode({name}, 'UTF-8')",
+            )
+    event = F.to_json(F.struct(*[F.col(_quoted(name)) for name in used]), JSON_OPTIONS)
+    event, deleted = event.cast("binary"), F.lit(None)
+    if transform.delete_when is not None:
+        _require(place, transform.delete_when, names)
+        kind = found.fields[transform.delete_when].dataType
+        if not isinstance(kind, T.BooleanType):
+            raise errors.SettingsError(
+                f"delete_when names {transform.delete_when!r}, which is {kind.simpleString()},"
+                " not boolean",
+                f"let {place} yield a condition: value IS NULL AS {transform.delete_when}",
+            )
+        is_delete = F.coalesce(F.col(_quoted(transform.delete_when)), F.lit(False))
+        event, deleted = F.when(~is_delete, event), F.when(is_delete, _document(mapping))
+    carried = [F.col(PREFIX + name).alias(name) for name in transformation.CARRIED]
+    return found.frame.select(
+        *carried, event.alias("event"), deleted.cast("binary").alias("deleted")
+    )
+
+
+def _document(mapping: Mapping) -> Column:
+    """Return the id of a result's document as text, as a record without a value has it as key."""
+    names = [
+        f"{PREFIX}key" if path == (KEY,) else ".".join(map(_quoted, path))
+        for path in mapping.documents
+    ]
+    parts = [F.col(name).cast("string") for name in names]
+    return F.concat(*_joined(parts, F.lit(mapping.separator)))
+
+
+def _joined(parts: Sequence[Column], separator: Column) -> list[Column]:
+    """Return the parts with a separator between each two."""
+    return [one for part in parts for one in (separator, part)][1:]
+
+
+def _used(mapping: Mapping) -> list[str]:
+    """Return the columns of the result that the mapping names."""
+    paths = [
+        *mapping.documents,
+        *filter(None, (mapping.status, mapping.order)),
+        mapping.at,
+        *(field.path for field in mapping.fields),
+    ]
+    return sorted({path[0] for path in paths if not path[0].startswith("@")})
+
+
+def _require(place: str, name: str, names: Sequence[str]) -> bool:
+    if name not in names:
+        raise errors.SettingsError(
+            f"{place} does not yield the column {name!r}{nearest(name, names)}",
+            f"it yields {', '.join(map(json.dumps, names))}; correct it, or the mapping",
+        )
+    return True
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
