@@ -71,7 +71,7 @@ def init(
     _debug: Debug = False,
 ) -> None:
     """Create the outbox and everything else a relay needs, in the source and in Kafka."""
-    from instep.kafka import relay_writer
+    from instep.kafka import position_topic
     from instep.sources import tables, triggers
 
     declared = settings.load(GLOBAL.config)
@@ -105,9 +105,9 @@ def init(
             f" (median of {cost.transactions} updates of one row)"
         )
     with resources.cluster(declared) as cluster:
-        created = relay_writer.create_position_topic(cluster, name)
+        created = position_topic.create(cluster, position_topic.of_relay(name).topic)
     if created:
-        output.say(f"{name}: created topic {relay_writer.position_topic(name)}")
+        output.say(f"{name}: created topic {position_topic.of_relay(name).topic}")
     output.say(f"{name}: ready")
 
 
@@ -141,7 +141,7 @@ def run(
                 say=output.say,
                 progress=progress,
             )
-    except (errors.RelaySessionEnded, errors.BrokerUnreachable) as ended:
+    except (errors.SessionEnded, errors.BrokerUnreachable) as ended:
         if not stop.is_set():
             output.say(f"{name}: {ended.what}; a new session finds out what became of it")
             _restart(stop, time.monotonic() - began)

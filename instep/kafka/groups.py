@@ -27,6 +27,11 @@ def mirror_name(pipeline: str) -> str:
     return f"{MIRROR_PREFIX}{pipeline}"
 
 
+def mirrored_pipeline(pipelines: Iterable[str], group: str) -> str | None:
+    """Return the one of these pipelines whose positions a group mirrors."""
+    return next((name for name in pipelines if mirror_name(name) == group), None)
+
+
 def mirror(
     cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]
 ) -> None:
@@ -36,10 +41,29 @@ def mirror(
         raise failure
 
 
+def mirrored(
+    cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
+) -> dict[int, int]:
+    """Return the next offsets that an instep job has mirrored to a group."""
+    return {
+        one.partition: one.offset
+        for one in _committed(cluster, group, topic, partitions)
+        if one.metadata == MARK
+    }
+
+
 def foreign_offsets(
     cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
 ) -> list[int]:
-    """Return the partitions of a topic for which another program has committed to a group.
+    """Return the partitions of a topic for which another program has committed to a group."""
+    committed = _committed(cluster, group, topic, partitions)
+    return sorted(one.partition for one in committed if one.metadata != MARK)
+
+
+def _committed(
+    cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
+) -> list[TopicPartition]:
+    """Return the offsets of a group, without partitions that have none.
 
     Uses a consumer: the admin client's request for offsets can crash the process when a
     coordinator moves.
@@ -49,7 +73,7 @@ def foreign_offsets(
     )
     topic_partitions = [TopicPartition(topic, partition) for partition in partitions]
 
-    def request() -> list[int]:
+    def request() -> list[TopicPartition]:
         since = time.monotonic()
         try:
             committed = cluster.committer(group)[0].committed(
@@ -57,11 +81,7 @@ def foreign_offsets(
             )
         except KafkaException as failure:
             raise cluster.translate(failure.args[0], operation, since) from failure
-        return sorted(
-            topic_partition.partition
-            for topic_partition in committed
-            if topic_partition.offset >= 0 and topic_partition.metadata != MARK
-        )
+        return [one for one in committed if one.offset >= 0]
 
     return cluster.retry(request)
 

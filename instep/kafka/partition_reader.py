@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from instep.document.decoding import Record
+from instep.document.records import Record
 from instep.kafka import connection
 from instep.kafka.reading import raise_if_permanent
 
@@ -97,13 +97,15 @@ class PartitionReader:
             elif partition in self._partitions:
                 pairs: Any = self._headers and message.headers()
                 offset: Any = message.offset()
+                timestamp_type, timestamp_ms = message.timestamp()
                 record = Record(
                     offset,
-                    message.timestamp()[1],
+                    timestamp_ms,
                     message.key(),
                     message.value(),
                     partition,
                     tuple(pairs or ()),
+                    timestamp_type,
                 )
                 if partition in records:
                     records[partition].append(record)

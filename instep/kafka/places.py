@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from instep import errors
-from instep.kafka import connection, offsets
+from instep import durations, errors
+from instep.kafka import connection
+from instep.kafka.logs import Log, TopicLog
 
 GRAMMAR = (
     "write start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC), @2026-11-01T08:00+01:00,"
@@ -27,17 +28,12 @@ GRAMMAR = (
 )
 RANGES = "; a range is two of them with a colon: -10:end, @2026-11-01T08:00:2026-11-01T09:00"
 OFFSET_MAX = 2**63 - 1
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
 )
-_AGO = re.compile(r"-([0-9]{1,12})([smhd])")
-_ISO_DURATION = re.compile(
-    r"P(?:([0-9]{1,12})D)?"
-    r"(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?"
-)
+_AGO = re.compile(r"-([0-9]+[smhd])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +152,16 @@ def resolve(
     *,
     committed: bool = True,
 ) -> Resolved:
-    """Return the offset of a place in each partition.
+    """Return the offset of a place in each partition of a topic.
 
     With `committed`, the end is before the first record of an open transaction.
     """
-    first = offsets.earliest(cluster, topic, partitions)
-    end = offsets.latest(cluster, topic, partitions, committed)
+    return resolve_in(TopicLog(cluster, topic, committed=committed), partitions, place)
+
+
+def resolve_in(log: Log, partitions: Collection[int], place: Place) -> Resolved:
+    """Return the offset of a place in each partition of a log."""
+    first, end = log.starts(partitions), log.ends(partitions)
     match place:
         case Offset(offset):
             requested = dict.fromkeys(partitions, offset)
@@ -170,7 +170,7 @@ def resolve(
         case FromEnd(count):
             requested = {partition: end[partition] - count for partition in partitions}
         case AtTime() | Ago():
-            timed = offsets.at_time(cluster, topic, partitions, moment(place))
+            timed = log.at_time(partitions, moment(place))
             # A time after the last record means the end. The last record may be behind an open
             # transaction, so with `committed` the offset of a time is limited to that end too.
             requested = {
@@ -206,7 +206,7 @@ def _time(text: str) -> AtTime | Ago | None:
         if text.isascii() and text.isdigit():
             return AtTime(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text)))
         if ago := _AGO.fullmatch(text):
-            return _ago(int(ago[1]), ago[2])
+            return _ago(ago[1])
         if _TIME.fullmatch(text):
             at = datetime.fromisoformat(text)
             if at.tzinfo is None:
@@ -219,24 +219,23 @@ def _time(text: str) -> AtTime | Ago | None:
 
 def parse_duration(text: str) -> Ago:
     """Parse a duration: 90m, 1h, 7d, or ISO 8601 as in Kafka's own tools: P7D, PT1H30M."""
-    short, long = _AGO.fullmatch(f"-{text}"), _ISO_DURATION.fullmatch(text)
+    ago = _ago(text)
+    if ago is None:
+        raise errors.SettingsError(
+            f"{text!r} is not a duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M"
+        )
+    return ago
+
+
+def _ago(text: str) -> Ago | None:
+    """Return the time that is this duration before now; None if there is no such time."""
+    back = durations.parse(text)
+    if back is None:
+        return None
     try:
-        if short:
-            return _ago(int(short[1]), short[2])
-        if long and any(long.groups()):
-            days, hours, minutes, seconds = (float(part or 0) for part in long.groups())
-            duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-            return _ago(int(duration.total_seconds()), "s")
-    except (ValueError, OverflowError):
-        pass
-    raise errors.SettingsError(
-        f"{text!r} is not a duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M"
-    )
-
-
-def _ago(count: int, unit: str) -> Ago:
-    back = timedelta(**{UNITS[unit]: count})
-    datetime.now(UTC) - back  # raises if the result is before the year 1
+        datetime.now(UTC) - back
+    except OverflowError:  # before the year 1
+        return None
     return Ago(int(back.total_seconds()))
 
 

@@ -6,12 +6,12 @@ import msgspec
 
 from instep import errors
 from instep.document import event
-from instep.kafka import relay_writer
+from instep.kafka import record_writer
 from instep.sources.outbox_reader import OutboxRow
 
 OUTBOX_ID = "instep_outbox_id"  # header with the row's id
 
-Headers = relay_writer.Headers
+Headers = record_writer.Headers
 
 
 class RecordBuilder:

@@ -24,7 +24,7 @@ def run(
 ) -> None:
     """Publish until asked to stop.
 
-    Raise RelaySessionEnded if a new process must continue: the Kafka client must not be used
+    Raise SessionEnded if a new process must continue: the Kafka client must not be used
     again after its transactions were fenced.
     """
     lease = Lease(relay, name)

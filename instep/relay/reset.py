@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from instep import errors, settings, sources
-from instep.kafka import connection, relay_writer, topics
+from instep.kafka import connection, position_topic, record_writer, topics
 from instep.relay import position as positions
 from instep.relay.position import RelayPosition
 from instep.sources.lease import Lease, LeaseRow
@@ -49,12 +49,12 @@ def execute(
         _refuse_working(lease, name, relay)
         if not lease.claim():
             raise _working(name, lease.read().holder)
-        writer = relay_writer.RelayWriter(
+        writer = record_writer.RecordWriter(
             cluster,
-            name,
+            position_topic.of_relay(name),
             relay.topic,
             guarantee=relay.guarantee,
-            record_bytes_max=relay_writer.record_bytes_max(cluster, relay.topic),
+            record_bytes_max=record_writer.record_bytes_max(cluster, relay.topic),
             is_stopped=lambda: False,
         )
         try:
@@ -76,7 +76,7 @@ def _position(
 ) -> RelayPosition:
     topic = topics.describe(cluster, relay.topic)
     if to == "current":
-        found = relay_writer.read_position(cluster, name)
+        found = position_topic.read(cluster, position_topic.of_relay(name))
         if found is None:
             raise errors.SettingsError(
                 f"relay {name!r} has no position", "use --to start or --to end"

@@ -22,8 +22,9 @@ import msgspec
 
 from instep import errors, settings, sources
 from instep.document import event
-from instep.kafka import connection, relay_writer, topics
-from instep.kafka.relay_writer import RecordRefused, RelayWriter
+from instep.kafka import connection, output_topic, position_topic, record_writer, topics
+from instep.kafka.output_topic import KnownTopic
+from instep.kafka.record_writer import RecordRefused, RecordWriter
 from instep.kafka.topic_identity import TopicIdentity
 from instep.relay import position as positions
 from instep.relay.position import RelayPosition
@@ -32,6 +33,8 @@ from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
 from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
 
 PAUSE_S = 0.002  # the first pause if there is nothing to publish
+# For a while after the last rows, more are likely to come: pauses stay short.
+ACTIVE_S, ACTIVE_PAUSE_S = 1.0, 0.005
 INTERVAL_LEAST_S = 0.01  # between the beginnings of two transactions, if there is no backlog
 RECONNECT_S = 0.5
 ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
@@ -106,12 +109,12 @@ class RelaySession:
     def run(self, lease: Lease, *, once: bool) -> None:
         """Publish until asked to stop; with `once`, until the outbox is empty."""
         with ExitStack() as resources:
-            bytes_max = relay_writer.record_bytes_max(self._cluster, self._relay.topic)
+            bytes_max = record_writer.record_bytes_max(self._cluster, self._relay.topic)
             self._rows_max = max(1, min(self._relay.batch_rows_max, bytes_max // BYTES_PER_ID))
             self._rows_least = self._limit = min(ROWS_LEAST, self._rows_max)
-            writer = RelayWriter(
+            writer = RecordWriter(
                 self._cluster,
-                self._name,
+                position_topic.of_relay(self._name),
                 self._relay.topic,
                 guarantee=self._relay.guarantee,
                 record_bytes_max=bytes_max,
@@ -137,7 +140,7 @@ class RelaySession:
     def _find_position(self, lease: Lease) -> None:
         """Read the position; a relay that never published gets its first one."""
         row = lease.read()
-        found = relay_writer.read_position(self._cluster, self._name)
+        found = position_topic.read(self._cluster, position_topic.of_relay(self._name))
         if found is not None:
             self._position = positions.decode(found, self._name)
             self._check_topic()
@@ -145,7 +148,7 @@ class RelaySession:
         elif row.started:
             raise errors.PositionMissing(
                 f"relay {self._name!r} has published before, but topic"
-                f" {relay_writer.position_topic(self._name)!r} has no position"
+                f" {position_topic.of_relay(self._name).topic!r} has no position"
             )
         else:
             reader = sources.open_reader(self._relay, self._name)
@@ -167,18 +170,12 @@ class RelaySession:
         self._keeper.published_rows = self._position.rows
 
     def _check_topic(self) -> None:
-        known, now = self._position, self._topic
-        if (known.cluster_id, known.topic_id) != (now.cluster_id, now.id):
-            raise errors.OutputTopicChanged(
-                f"topic {now.name!r} is not the one that relay {self._name!r} published to:"
-                " it was deleted and created again, or this is another cluster"
-            )
-        if known.partitions != len(now.partitions):
-            raise errors.OutputTopicChanged(
-                f"topic {now.name!r} has {len(now.partitions)} partitions, and had"
-                f" {known.partitions}: documents would move to other partitions, and their order"
-                " would be lost"
-            )
+        known = self._position
+        output_topic.refuse_changed(
+            f"relay {self._name!r}",
+            KnownTopic(known.cluster_id, known.topic_id, known.partitions),
+            self._topic,
+        )
 
     def _check_source(self, row: LeaseRow) -> None:
         if row.source_id != self._position.source_id:
@@ -208,14 +205,14 @@ class RelaySession:
                 return
             except (errors.Unreachable, errors.Transient) as error:
                 if isinstance(error, errors.BrokerUnreachable):
-                    raise errors.RelaySessionEnded(error.what) from error
+                    raise errors.SessionEnded(error.what) from error
                 self._writer.abort()
                 self.progress.state = "waiting for the source"
                 self._say(f"{self._name}: {error.what}; trying again")
                 self._stop.wait(RECONNECT_S)
 
     def _publish(self, reader: OutboxReader, pool: ThreadPoolExecutor, *, once: bool) -> None:
-        pause_s = PAUSE_S
+        pause_s, published_at = PAUSE_S, -ACTIVE_S
         cleaning: Future[None] | None = None
         batch = reader.next(self._limit)
         while not self._stop.is_set():
@@ -226,7 +223,7 @@ class RelaySession:
                     break
                 self.progress.state = "idle"
                 self._stop.wait(pause_s)
-                pause_s = min(pause_s * 2, self._relay.poll_ms_max / 1_000)
+                pause_s = min(pause_s * 2, self._pause_max_s(published_at))
                 if pool.submit(reader.has_news).result():
                     batch = pool.submit(reader.next, self._limit).result()
                 continue
@@ -251,10 +248,18 @@ class RelaySession:
                 # Rows that come meanwhile share a transaction: a broker takes milliseconds for one.
                 self._stop.wait(max(0.0, began + INTERVAL_LEAST_S - time.monotonic()))
                 following = pool.submit(reader.next, self._limit)
+            published_at = time.monotonic()
             batch = following.result()
             cleaning = pool.submit(reader.done, self._position.sequence)
         if cleaning is not None:
             cleaning.result()
+
+    def _pause_max_s(self, published_at: float) -> float:
+        """Return the longest pause, by the time at which rows were last published."""
+        pause_s = self._relay.poll_ms_max / 1_000
+        if time.monotonic() - published_at < ACTIVE_S:
+            return min(pause_s, ACTIVE_PAUSE_S)
+        return pause_s
 
     def _adapt(self, batch: Batch) -> bool:
         """Read more rows at once while there is a backlog; return whether there is one."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from instep import settings
-from instep.kafka import relay_writer, topics
+from instep.kafka import position_topic, topics
 from instep.kafka.connection import Cluster
 from instep.relay import relay as relays
 from instep.relay.session import RelayProgress
@@ -23,7 +23,7 @@ def declare(url: str, cluster: Cluster, **changes: Any) -> tuple[str, settings.R
     """Create a topic, and return the name and the settings of a relay to it."""
     topic = f"relay-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 3)
-    relay_writer.create_position_topic(cluster, topic)
+    position_topic.create(cluster, position_topic.of_relay(topic).topic)
     return topic, msgspec.convert({"source": url, "topic": topic, **changes}, settings.Relay)
 
 

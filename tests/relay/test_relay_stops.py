@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from instep import errors, settings, sources
-from instep.kafka import relay_writer, topics
+from instep.kafka import position_topic, topics
 from instep.kafka.connection import Cluster
-from instep.kafka.relay_writer import RelayWriter
+from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
 from instep.sinks import target
 from instep.sources import tables
@@ -81,11 +81,11 @@ def test_the_last_batch_is_deleted_by_the_next_session_only_if_it_is_the_same(
     reader = type(sources.open_reader(relay, name))
 
     def fail(*_: Any) -> None:
-        raise errors.RelaySessionEnded("killed before the deletion")
+        raise errors.SessionEnded("killed before the deletion")
 
     with monkeypatch.context() as patch:
         patch.setattr(reader, "done", fail)
-        with pytest.raises(errors.RelaySessionEnded):
+        with pytest.raises(errors.SessionEnded):
             run_once(name, relay, cluster)
     assert run_sql(url, "SELECT count(*) FROM instep_outbox") != [(0,)]
     run_sql(url, "UPDATE instep_outbox SET value = '{}' WHERE id = 1")
@@ -123,9 +123,9 @@ def test_a_position_that_was_lost_stops_the_relay(
     name, relay = shop.name, shop.relay
     shop.work(2)
     run_once(name, relay, cluster)
-    topic = relay_writer.position_topic(name)
+    topic = position_topic.of_relay(name).topic
     topics.delete(cluster, topic)
-    relay_writer.create_position_topic(cluster, name)
+    position_topic.create(cluster, position_topic.of_relay(name).topic)
     with pytest.raises(errors.PositionMissing, match="has published before"):
         run_once(name, relay, cluster)
 
@@ -198,11 +198,11 @@ def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
 
 
 def _writer(
-    shop: PrintShop, cluster: Cluster, kind: type[RelayWriter] = RelayWriter
-) -> RelayWriter:
+    shop: PrintShop, cluster: Cluster, kind: type[RecordWriter] = RecordWriter
+) -> RecordWriter:
     return kind(
         cluster,
-        shop.name,
+        position_topic.of_relay(shop.name),
         shop.relay.topic,
         guarantee="exactly-once",
         record_bytes_max=1_000_000,
@@ -210,7 +210,7 @@ def _writer(
     )
 
 
-def _publish(writer: RelayWriter, document: str, version: int) -> None:
+def _publish(writer: RecordWriter, document: str, version: int) -> None:
     writer.begin()
     writer.add(document.encode(), b'{"version": %d}' % version, [])
     writer.commit(b"%d" % version)
@@ -230,14 +230,14 @@ def test_a_process_that_ignores_the_lease_is_fenced(
     zombie.add(b"job-1", b'{"version": 9}', [])
     heir = _writer(shop, cluster)
     heir.start()
-    with pytest.raises(errors.RelaySessionEnded):
+    with pytest.raises(errors.SessionEnded):
         zombie.commit(b"9")
     for number in range(3):
         _publish(heir, "job-2", number)
     expected = {"job-1": list(range(commits)), "job-2": [0, 1, 2]}
     found = published(cluster, shop.relay.topic)
     assert found == {name: versions for name, versions in expected.items() if versions}
-    assert relay_writer.read_position(cluster, shop.name) == b"2"
+    assert position_topic.read(cluster, position_topic.of_relay(shop.name)) == b"2"
     heir.close()
 
 
@@ -248,7 +248,7 @@ def test_of_two_processes_that_start_at_the_same_time_one_publishes(
     shop = open_shop("sqlite")
     within = _writer(shop, cluster)
 
-    class Interrupted(RelayWriter):
+    class Interrupted(RecordWriter):
         is_interrupted = False
 
         def _insist(self, call: Callable[[float], None]) -> None:
@@ -260,12 +260,12 @@ def test_of_two_processes_that_start_at_the_same_time_one_publishes(
     interrupted = _writer(shop, cluster, Interrupted)
     interrupted.start()
     _publish(within, "job-1", 1)
-    with pytest.raises(errors.RelaySessionEnded):
+    with pytest.raises(errors.SessionEnded):
         _publish(interrupted, "job-1", 2)
-    with pytest.raises(errors.RelaySessionEnded):  # its second id belongs to the other one
+    with pytest.raises(errors.SessionEnded):  # its second id belongs to the other one
         _publish(within, "job-1", 3)
     assert published(cluster, shop.relay.topic) == {"job-1": [1]}
-    assert relay_writer.read_position(cluster, shop.name) == b"1"
+    assert position_topic.read(cluster, position_topic.of_relay(shop.name)) == b"1"
 
 
 def test_a_record_that_is_too_large_is_kept_while_more_rows_follow(

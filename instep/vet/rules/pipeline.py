@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from instep import settings
 from instep.document import transitions
 from instep.kafka import groups
 from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
@@ -520,6 +521,35 @@ def status_unreachable(case: RuleContext) -> Iterator[Violation]:
             f"pipeline {case.name}",
             tuple(evidence),
             f"{correction} in [pipelines.{case.name}.transitions]; instep settings draws them",
+        )
+
+
+@rule(
+    "PIPELINE_DUE_STATUS_UNKNOWN",
+    Risk.STANDSTILL,
+    when="a document stays in the status that was meant",
+    what="A limit in [pipelines.NAME.due] is for a status that no document has.",
+    consequence="Statuses are compared exactly, including case. No document is ever found overdue "
+    "in a status that is misspelt.",
+    remedy="Write the status as the events have it.",
+    acceptable_when="If the status is rare, and no document has had it yet.",
+)
+def due_status_unknown(case: RuleContext) -> Iterator[Violation]:
+    if not case.pipeline.due:
+        return
+    known = set(transitions.statuses(transitions.declare(case.pipeline.followers)))
+    if not known:
+        sample = case.topic.sample
+        seen = sample.seen.get(case.name) if sample else None
+        known = set(case.pipeline.statuses or ()) | set(seen.statuses if seen else ())
+    unknown = [status for status in case.pipeline.due if status not in known]
+    if known and unknown:
+        yield Violation(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            tuple(f"{status!r}{settings.nearest(status, known)}" for status in unknown),
+            f"correct the status in [pipelines.{case.name}.due]; known:"
+            f" {', '.join(map(repr, sorted(known)))}",
         )
 
 

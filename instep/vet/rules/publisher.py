@@ -58,7 +58,7 @@ def not_declared(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
-            ("no entry of [publishers] or [relays] names this topic",),
+            ("no entry of [publishers], [relays] or [bridges] names this topic",),
             f'[publishers."{case.pipeline.topic}"]\n'
             f'topic = "{case.pipeline.topic}"\nclient = "java"',
         )

@@ -1,18 +1,16 @@
-"""Rules about relays: the source database, the outbox, the position, and who reads the topic."""
+"""Rules about relays: the source database and the outbox. See output.py for what they publish."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from instep.document.showing import counted
-from instep.vet import clients, remedies
+from instep.vet import remedies
 from instep.vet.rule import RelayContext, Risk, Severity, Violation, rule
 from instep.vet.rules.cluster import is_loopback
 from instep.vet.rules.database import NETWORK_FILESYSTEMS
 from instep.vet.rules.pipeline import table_identity
-from instep.vet.snapshot import Values
 
-REPLICAS_WANTED = 3
 OFF = ("off", "0", "false")
 SQLITE_FULL = 2  # PRAGMA synchronous
 READ_ONLY = ("in_recovery", "read_only", "super_read_only", "default_transaction_read_only")
@@ -399,42 +397,7 @@ def has_dead_rows(case: RelayContext) -> Iterator[Violation]:
         )
 
 
-# --- topic, position and transactions -------------------------------------------------------------
-
-
-@rule(
-    "RELAY_TOPIC_CHANGED",
-    Risk.STANDSTILL,
-    when="now: the relay stops with OUTPUT_TOPIC_CHANGED",
-    what="The topic has another number of partitions than when the relay last published, or was "
-    "created again.",
-    consequence="With more partitions, a document's next record may be in another partition than "
-    "the ones before, and readers may apply it first. The relay stops before that happens.",
-    remedy="Wait until the readers have read everything, then let the relay continue: "
-    "instep relay reset --to current.",
-    acceptable_when="Never.",
-)
-def topic_changed(case: RelayContext) -> Iterator[Violation]:
-    position = case.relay.position
-    if position is None:
-        if f"position of {case.label}" in case.snapshot.unknown:
-            case.known(None, f"position of {case.label}")
-        return
-    evidence = []
-    partitions = len(case.topic.partitions)
-    if position.partitions != partitions:
-        evidence.append(f"{partitions} partitions, {position.partitions} when it last published")
-    if position.topic_id != case.topic_id:
-        evidence.append("the topic was deleted and created again")
-    if position.cluster_id != case.cluster.cluster_id:
-        evidence.append(f"the position is of cluster {position.cluster_id}")
-    if evidence:
-        yield Violation(
-            Severity.ERROR,
-            f"topic {case.topic_name}",
-            tuple(evidence),
-            f"instep relay reset {case.name} --to current --execute",
-        )
+# --- the position --------------------------------------------------------------------------------
 
 
 @rule(
@@ -456,153 +419,6 @@ def source_changed(case: RelayContext) -> Iterator[Violation]:
             ("its tables were created again, or it is another database",),
             f"correct relays.{case.name}.source, or see what to decide: instep explain"
             " SOURCE_RESTORED",
-        )
-
-
-@rule(
-    "RELAY_POSITION_TOPIC_SETTINGS",
-    Risk.STANDSTILL,
-    when="the retention time has passed, or a second partition gets the position",
-    what="The position topic is not compacted, or has more than one partition.",
-    consequence="Without compaction the position expires and the relay stops with "
-    "POSITION_MISSING. The relay reads partition 0 only.",
-    remedy="Set cleanup.policy=compact. A topic's partitions cannot be reduced: stop the relay, "
-    "delete the topic, run instep relay init and instep relay reset.",
-    acceptable_when="Never.",
-)
-def position_topic_settings(case: RelayContext) -> Iterator[Violation]:
-    name = case.relay.position_topic
-    settings = _position_settings(case)
-    if settings is None:
-        return
-    policy = case.known(settings.get("cleanup.policy"), f"cleanup.policy of topic {name}").value
-    if policy != "compact":
-        yield Violation(
-            Severity.ERROR,
-            f"topic {name}",
-            (f"cleanup.policy={policy}",),
-            f"instep topics alter {name} -c cleanup.policy=compact --execute",
-        )
-    partitions = len(case.other_topic(name).partitions)
-    if partitions > 1:
-        yield Violation(
-            Severity.WARNING,
-            f"topic {name}",
-            (f"{partitions} partitions",),
-            f"instep topics delete {name} --execute; instep relay init {case.name}; instep relay"
-            f" reset {case.name} --to end --execute, once the outbox is empty",
-        )
-
-
-@rule(
-    "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
-    Risk.STANDSTILL,
-    when="a broker's disk is lost",
-    what="The position topic has too few replicas, or one replica is enough to acknowledge the "
-    "position.",
-    consequence="The position can be lost while the records are still there. The relay then stops "
-    "with POSITION_MISSING, and a person has to find out what was published.",
-    remedy="Give the position topic three replicas, min.insync.replicas=2 and "
-    "unclean.leader.election.enable=false.",
-    acceptable_when="On a laptop and in tests.",
-)
-def position_topic_under_replicated(case: RelayContext) -> Iterator[Violation]:
-    name = case.relay.position_topic
-    settings = _position_settings(case)
-    if settings is None:
-        return
-    replicas = min(len(part.replicas) for part in case.other_topic(name).partitions)
-    evidence, steps, alter = [], [], []
-    if replicas < REPLICAS_WANTED:
-        evidence.append(counted(replicas, "replica"))
-        if len(case.cluster.brokers) < REPLICAS_WANTED:
-            steps.append(f"add brokers until there are {REPLICAS_WANTED}")
-        steps.append(f"instep topics replicate {name} -r {REPLICAS_WANTED} --execute")
-    in_sync = settings.get("min.insync.replicas")
-    if in_sync is not None and int(in_sync.value or 1) < 2:
-        evidence.append(f"min.insync.replicas={in_sync.value}")
-        alter.append("-c min.insync.replicas=2")
-    unclean = settings.get("unclean.leader.election.enable")
-    if unclean is not None and unclean.value == "true":
-        evidence.append("unclean.leader.election.enable=true")
-        alter.append("-c unclean.leader.election.enable=false")
-    if alter:
-        steps.append(f"instep topics alter {name} {' '.join(alter)} --execute")
-    if evidence:
-        yield Violation(Severity.WARNING, f"topic {name}", tuple(evidence), "; then ".join(steps))
-
-
-def _position_settings(case: RelayContext) -> Values | None:
-    """Return the settings of the position topic; None if RELAY_NOT_INITIALISED reports it."""
-    name = case.relay.position_topic
-    if case.snapshot.topics.get(name) is None:
-        return None
-    return case.known(case.other_topic(name).settings, f"settings of topic {name}")
-
-
-@rule(
-    "RELAY_TRANSACTION_TIMEOUT_REFUSED",
-    Risk.STANDSTILL,
-    when="now: the relay cannot start a transaction",
-    what="The brokers allow only shorter transactions than the relay asks for.",
-    consequence="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
-    remedy="Raise transaction.max.timeout.ms on every broker.",
-    acceptable_when="Never.",
-)
-def transaction_timeout_refused(case: RelayContext) -> Iterator[Violation]:
-    if case.guarantee != "exactly-once":
-        return
-    wanted, allowed = case.relay.transaction_timeout_ms, case.transaction_timeout_ms_max
-    if allowed < wanted:
-        yield Violation(
-            Severity.ERROR,
-            case.label,
-            (
-                f"transaction.timeout.ms={wanted} of the relay",
-                f"transaction.max.timeout.ms={allowed} of the brokers",
-            ),
-            f"set transaction.max.timeout.ms={wanted} in server.properties of every broker, and"
-            " restart the brokers one after the other",
-        )
-
-
-@rule(
-    "RELAY_TOPIC_SHARED",
-    Risk.DISORDER,
-    when="the same document is in the outboxes of two relays",
-    what="Several relays publish to the same topic.",
-    consequence="Each relay keeps the order of its own outbox. Between two relays there is no "
-    "order: the older change of a document may be published last.",
-    remedy="Give each relay its own topic, or make sure that no document is in two outboxes.",
-    acceptable_when="If each document belongs to one source.",
-)
-def topic_shared(case: RelayContext) -> Iterator[Violation]:
-    if len(case.relays) > 1:
-        yield Violation(
-            Severity.WARNING,
-            f"topic {case.topic_name}",
-            (f"relays {', '.join(sorted(case.relays))} publish to it",),
-            f'[relays.{case.name}]\ntopic = "{case.topic_name}-{case.name}"',
-        )
-
-
-@rule(
-    "RELAY_GUARANTEE_WEAK",
-    Risk.REPETITION,
-    when="the relay, a broker or the source dies between the records and the position",
-    what="The relay publishes at least once, not exactly once.",
-    consequence="A batch whose position was not written is published again. Readers without a "
-    "guard apply it twice, or go back to an older status for a moment.",
-    remedy='Set guarantee = "exactly-once".',
-    acceptable_when="If the cluster offers no transactions, and every reader skips repetitions.",
-)
-def guarantee_weak(case: RelayContext) -> Iterator[Violation]:
-    if case.guarantee != "exactly-once":
-        yield Violation(
-            Severity.NOTE,
-            case.label,
-            (f'relays.{case.name}.guarantee="{case.guarantee}"',),
-            f'[relays.{case.name}]\nguarantee = "exactly-once"',
         )
 
 
@@ -649,61 +465,3 @@ def password_in_file(case: RelayContext) -> Iterator[Violation]:
             f"write ${{SOURCE_PASSWORD}} instead of the password in relays.{case.name}.source,"
             " and export SOURCE_PASSWORD",
         )
-
-
-# --- readers --------------------------------------------------------------------------------------
-
-
-@rule(
-    "READER_NOT_READ_COMMITTED",
-    Risk.REPETITION,
-    when="the relay dies in the middle of a transaction",
-    what="A reader of a relay's topic also reads records of transactions that were not committed.",
-    consequence="The relay publishes the rows of an aborted transaction again. This reader gets "
-    "them twice, and sees rows before they are final.",
-    remedy="Set isolation.level=read_committed. Pipelines always read this way.",
-    acceptable_when="If the reader skips repetitions by itself.",
-)
-def reader_not_read_committed(case: RelayContext) -> Iterator[Violation]:
-    if case.guarantee != "exactly-once":
-        return
-    for name, reader in case.readers.items():
-        if not clients.reads_committed(reader.client, reader.isolation):
-            origin = f"default of {reader.client}"
-            if reader.isolation is not None:
-                origin = "set"
-            setting = "kafka.isolation.level" if reader.client == "spark" else "isolation.level"
-            yield Violation(
-                Severity.ERROR,
-                f"reader {name}",
-                (f"{setting}={reader.isolation or 'read_uncommitted'} ({origin})",),
-                f"set {setting}=read_committed in the reader, and the same in [readers.{name}]"
-                " config",
-            )
-
-
-@rule(
-    "READER_NOT_DECLARED",
-    Risk.REPETITION,
-    when="the relay dies in the middle of a transaction, and a reader reads uncommitted records",
-    what="Consumer groups read a relay's topic, and their isolation level is not known.",
-    consequence="A broker does not know the isolation level of a group. Most clients read "
-    "uncommitted records by default, and get the rows of an aborted transaction twice.",
-    remedy="Declare each reader: [readers.NAME] with topic, client and the settings that it "
-    "changes.",
-    acceptable_when="If the readers belong to another team that vouches for them.",
-)
-def reader_not_declared(case: RelayContext) -> Iterator[Violation]:
-    if case.guarantee != "exactly-once":
-        return
-    found = case.known(case.relay.groups, f"groups that read topic {case.topic_name}")
-    declared = {reader.group for reader in case.readers.values()}
-    for group in found:
-        if group not in declared:
-            yield Violation(
-                Severity.NOTE,
-                f"group {group}",
-                (f"it has committed offsets for topic {case.topic_name}",),
-                f'[readers."{group}"]\ntopic = "{case.topic_name}"\nclient = "java"\n'
-                'config.isolation.level = "read_committed"',
-            )

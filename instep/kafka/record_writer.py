@@ -1,8 +1,6 @@
-"""Write the records of a relay and its position: in one transaction, or one after the other.
+"""Write records and the position behind them: in one transaction, or one after the other.
 
-The position is the last record of a topic of the relay's own, with one partition. It is read after
-`init_transactions`, which fences every older process of the relay and ends its open transaction.
-So whatever is read then is the truth, and stays true until this process commits.
+Relays and streams publish with it. Where the position is kept is said in position_topic.py.
 
 A broker answers a commit before it has written the transaction's markers, and until then it refuses
 the next transaction of the same transactional id: the client waits and asks again. So a writer has
@@ -31,19 +29,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from instep import errors, settings
-from instep.kafka import connection, faults, offsets, reading, topics
+from instep.kafka import connection, faults, position_topic
+from instep.kafka.position_topic import PositionPlace
 
-POSITION_KEY = b"position"
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_S = 1.0  # of one attempt, so short that a stop is noticed
-LOOK_BACK = 1_000  # offsets at the end of the position topic that are read first
-POSITION_CONFIG = {
-    "cleanup.policy": "compact",
-    "segment.bytes": "16777216",
-    "segment.ms": "3600000",
-    "min.cleanable.dirty.ratio": "0.1",
-    "max.message.bytes": "4194304",
-}
 RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
 ABORT_TIMEOUT_S = 3.0
 
@@ -52,45 +42,6 @@ Headers = list[tuple[str, str | bytes | None]]  # as the client takes them, with
 
 class RecordRefused(Exception):
     """The topic does not accept a record of this size. The transaction is still usable."""
-
-
-def position_topic(relay: str) -> str:
-    """Return the topic of a relay's position."""
-    return f"instep-relay.{relay}"
-
-
-def transactional_ids(relay: str) -> tuple[str, str]:
-    """Return the transactional ids of a relay, in the order in which they are used."""
-    # Not a suffix: the name of another relay could end in it.
-    return f"instep-relay.{relay}", f"instep-relay-2.{relay}"
-
-
-def create_position_topic(cluster: connection.Cluster, relay: str) -> bool:
-    """Create the position topic; return False if it exists."""
-    name = position_topic(relay)
-    try:
-        topics.describe(cluster, name)
-    except errors.TopicMissing:
-        topics.create(cluster, name, 1, config=POSITION_CONFIG)
-        return True
-    return False
-
-
-def read_position(cluster: connection.Cluster, relay: str) -> bytes | None:
-    """Return the last committed position; None if there is none."""
-    topic = position_topic(relay)
-    topics.describe(cluster, topic)
-    first = offsets.earliest(cluster, topic, [0])[0]
-    end = offsets.latest(cluster, topic, [0])[0]
-    start = max(first, end - LOOK_BACK)
-    while True:
-        found = None
-        for record in reading.read(cluster, topic, {0: (start, end)}):
-            if record.key == POSITION_KEY:
-                found = record.value
-        if found is not None or start <= first:
-            return found
-        start = first  # only markers and aborted positions at the end
 
 
 def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
@@ -108,8 +59,8 @@ def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
     return cluster.retry(request)
 
 
-class RelayWriter:
-    """Writes batches of records to one topic, each with the position behind it.
+class RecordWriter:
+    """Writes batches of records to a topic, each with the position behind it.
 
     After an error other than RecordRefused, the writer must not be used again.
     """
@@ -117,14 +68,14 @@ class RelayWriter:
     def __init__(
         self,
         cluster: connection.Cluster,
-        relay: str,
+        place: PositionPlace,
         topic: str,
         *,
         guarantee: settings.RelayGuarantee,
         record_bytes_max: int,
         is_stopped: Callable[[], bool],
     ) -> None:
-        self._topic, self._position_topic = topic, position_topic(relay)
+        self._topic, self._place = topic, place
         self._is_transactional = guarantee == "exactly-once"
         self._is_stopped = is_stopped
         self._operation = faults.Operation(
@@ -156,7 +107,7 @@ class RelayWriter:
         if self._is_transactional:
             # A record that fails makes the commit fail, so nobody has to look at each delivery.
             config["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
-            configs = [{**config, "transactional.id": id_} for id_ in transactional_ids(relay)]
+            configs = [{**config, "transactional.id": id_} for id_ in place.transactional_ids]
         else:
             config["on_delivery"] = self._delivered
             config["message.timeout.ms"] = 0  # no limit
@@ -173,7 +124,7 @@ class RelayWriter:
         return len(self._producers)
 
     def start(self) -> None:
-        """Fence older processes of this relay, and end their open transactions."""
+        """Fence older writers of this position, and end their open transactions."""
         if self._is_transactional:
             for producer in self._producers:
                 self._insist(producer.init_transactions)
@@ -184,11 +135,16 @@ class RelayWriter:
             self._call(self._producer.begin_transaction)
             self._is_begun = True
 
-    def add(self, key: bytes, value: bytes | None, headers: Headers) -> None:
-        """Add a record; raise RecordRefused if the topic does not accept its size."""
+    def add(
+        self, key: bytes | None, value: bytes | None, headers: Headers, topic: str | None = None
+    ) -> None:
+        """Add a record, by default to the writer's topic.
+
+        Raise RecordRefused if the topic does not accept its size.
+        """
         while True:
             try:
-                self._producer.produce(self._topic, value, key, headers=headers)
+                self._producer.produce(topic or self._topic, value, key, headers=headers)
             except BufferError:
                 self._producer.poll(0.05)
             except KafkaException as failure:
@@ -240,17 +196,17 @@ class RelayWriter:
         """Wait until every record is acknowledged. The client keeps the order of a key."""
         while self._producer.flush(CALL_TIMEOUT_S):
             if self._is_stopped():
-                raise errors.RelaySessionEnded("the relay was stopped before the broker answered")
+                raise errors.SessionEnded("the session was stopped before the broker answered")
         if self._failed is not None:
             raise self._translated(self._failed)
 
     def _add_position(self, position: bytes) -> None:
         try:
-            self._producer.produce(self._position_topic, position, POSITION_KEY)
+            self._producer.produce(
+                self._place.topic, position, position_topic.KEY, self._place.partition
+            )
         except (BufferError, KafkaException) as failure:
-            raise errors.RelaySessionEnded(
-                f"the position cannot be written: {failure}"
-            ) from failure
+            raise errors.SessionEnded(f"the position cannot be written: {failure}") from failure
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
@@ -268,8 +224,8 @@ class RelayWriter:
                 if self._error_log.refused_by_all(refused_since):
                     raise self._translated(failure.args[0]) from failure
                 if self._is_stopped():
-                    raise errors.RelaySessionEnded(
-                        "the relay was stopped before the broker answered"
+                    raise errors.SessionEnded(
+                        "the session was stopped before the broker answered"
                     ) from failure
             else:
                 return
@@ -286,7 +242,7 @@ class RelayWriter:
         ours = self._translated(error)
         if isinstance(ours, errors.NotAuthorised | errors.SettingsError):
             return ours
-        return errors.RelaySessionEnded(f"Kafka ended the relay's session: {error.str()}")
+        return errors.SessionEnded(f"Kafka ended the session: {error.str()}")
 
     def _translated(self, error: KafkaError) -> errors.InstepError:
         return faults.translate(error, self._operation, self._error_log)

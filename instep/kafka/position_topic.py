@@ -1,0 +1,95 @@
+"""The positions of relays and streams: compacted topics, written by their transactions.
+
+The last record of a partition is the position. It is read after `init_transactions`, which fences
+every older process and ends its open transaction. So whatever is read then is the truth, and stays
+true until the reader itself commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from instep import errors
+from instep.kafka import connection, offsets, reading, topics
+
+KEY = b"position"
+LOOK_BACK = 1_000  # offsets at the end of a partition that are read first
+CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16777216",
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "max.message.bytes": "4194304",
+}
+
+
+class PositionPlace(msgspec.Struct, frozen=True):
+    """Where a position is kept, and the transactional ids of its writers.
+
+    The partition has no other writer: its open transaction would hold up whoever reads this
+    position. The ids are in the order in which they are used.
+    """
+
+    topic: str
+    partition: int
+    transactional_ids: tuple[str, str]
+
+
+def of_relay(relay: str) -> PositionPlace:
+    """Return the place of a relay's position."""
+    # Not a suffix: the name of another relay could end in it.
+    ids = f"instep-relay.{relay}", f"instep-relay-2.{relay}"
+    return PositionPlace(f"instep-relay.{relay}", 0, ids)
+
+
+def of_stream(stream: str, partition: int) -> PositionPlace:
+    """Return the place of a stream's position in one partition of the topic that it reads."""
+    # No name of a stream contains a slash.
+    ids = f"instep-stream.{stream}/{partition}", f"instep-stream-2.{stream}/{partition}"
+    return PositionPlace(f"instep-stream.{stream}", partition, ids)
+
+
+def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool:
+    """Create a position topic, or add what partitions it lacks; return False if it has them."""
+    try:
+        known = topics.describe(cluster, topic)
+    except errors.TopicMissing:
+        topics.create(cluster, topic, partitions, config=CONFIG)
+        return True
+    if len(known.partitions) >= partitions:
+        return False
+    topics.grow(cluster, topic, partitions)
+    return True
+
+
+def read(cluster: connection.Cluster, place: PositionPlace) -> bytes | None:
+    """Return the last committed position; None if there is none."""
+    topics.describe(cluster, place.topic)
+    return read_all(cluster, place.topic, [place.partition]).get(place.partition)
+
+
+def read_all(
+    cluster: connection.Cluster, topic: str, partitions: Collection[int]
+) -> dict[int, bytes]:
+    """Return the last committed position of each partition that has one."""
+    firsts = offsets.earliest(cluster, topic, partitions)
+    ends = offsets.latest(cluster, topic, partitions)
+    starts = {part: max(firsts[part], ends[part] - LOOK_BACK) for part in partitions}
+    found = _last(cluster, topic, {part: (starts[part], ends[part]) for part in partitions})
+    # Some have only markers and aborted positions at the end.
+    rest = [part for part in partitions if part not in found and starts[part] > firsts[part]]
+    if rest:
+        found |= _last(cluster, topic, {part: (firsts[part], ends[part]) for part in rest})
+    return found
+
+
+def _last(
+    cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]
+) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for record in reading.read(cluster, topic, ranges):
+        if record.key == KEY and record.value is not None:
+            found[record.partition] = record.value
+    return found

@@ -1,0 +1,163 @@
+"""What must hold before a stream starts, and where its partitions begin.
+
+Positions are read here without a fence, to find out early what is wrong. The tasks read them again
+when nobody else can write them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from instep import errors, settings
+from instep.kafka import offsets, position_topic, reading, record_writer, topics
+from instep.kafka.connection import Cluster
+from instep.kafka.offsets import Span
+from instep.kafka.output_topic import KnownTopic
+from instep.kafka.topics import Topic
+from instep.pipeline import continuity, pending
+from instep.streams import output, position
+from instep.streams.plan import reader_of, refuse_changed_target, target_gone
+from instep.streams.position import StreamPosition
+
+TRACES = 500  # offsets at the end of each output partition in which the stream looks for itself
+BATCH_BYTES = 256  # of a batch around its records, of which the topic's limit is too
+
+Positions = Mapping[int, StreamPosition]
+
+
+class StreamStart(msgspec.Struct, frozen=True):
+    """The topics of a stream, its positions, and where partitions without one begin.
+
+    Partitions in doubt were published, but their position is behind an open transaction.
+    """
+
+    source: Topic
+    target: Topic
+    positions: dict[int, StreamPosition]
+    begins: dict[int, int]
+    in_doubt: set[int]
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Return where each partition continues."""
+        known = {part: one.next_offset for part, one in self.positions.items()}
+        return self.begins | known
+
+
+def read_positions(cluster: Cluster, name: str) -> dict[int, StreamPosition]:
+    """Return the position of each partition that has one."""
+    topic = position_topic.of_stream(name, 0).topic
+    try:
+        partitions = topics.describe(cluster, topic).partitions
+    except errors.TopicMissing:
+        return {}
+    found = position_topic.read_all(cluster, topic, partitions)
+    return {part: position.decode(value, name, part) for part, value in found.items()}
+
+
+def inspect(cluster: Cluster, name: str, stream: settings.Stream) -> StreamStart:
+    """Check topics and positions; raise what keeps the stream from starting."""
+    known = read_positions(cluster, name)
+    reader = reader_of(name)
+    source = continuity.describe(cluster, reader, stream.source, known)
+    target = _target(cluster, name, stream, known)
+    if stream.dead_letters is not None:
+        topics.describe(cluster, stream.dead_letters)
+    refuse_foreign(name, stream, known)
+    continuity.refuse_replaced(reader, source, known)
+    for one in known.values():
+        last = KnownTopic(one.cluster_id, one.target_id, one.target_partitions)
+        refuse_changed_target(name, last, target)
+    continuity.refuse_expired(cluster, reader, source, known)
+    continuity.refuse_diverged(cluster, reader, source, known)
+    begins = pending.begins(cluster, source, stream.start, known)
+    in_doubt = published_before(cluster, name, stream, begins) if begins else set()
+    return StreamStart(source, target, known, begins, in_doubt)
+
+
+def refuse_foreign(name: str, stream: settings.Stream, known: Positions) -> None:
+    """Raise if the positions are those of a stream between other topics."""
+    for partition, one in known.items():
+        if (one.source, one.target) != (stream.source, stream.target):
+            raise errors.PositionForeign(
+                f"the position of stream {name!r} in partition {partition} is that of a stream"
+                f" from {one.source!r} to {one.target!r}, and the settings say from"
+                f" {stream.source!r} to {stream.target!r}",
+                "give the stream another name, or decide where it continues:"
+                f" instep stream reset {name} --to PLACE; then: instep run",
+            )
+
+
+def published_before(
+    cluster: Cluster, name: str, stream: settings.Stream, partitions: Collection[int]
+) -> set[int]:
+    """Return the partitions without a position that were published before.
+
+    Raise if the position of one is lost: from the start, its records would be published again.
+    An open transaction may hold a position back. Then only the task finds out, which ends it.
+    """
+    topic = position_topic.of_stream(name, 0).topic
+    spans = _spans(cluster, topic, partitions)
+    # Compaction keeps the first offset: only somebody who removed records moves it.
+    removed = {part for part, span in spans.items() if span.first > 0}
+    traced = removed | (_traces(cluster, name, stream.target) & set(partitions))
+    lost = [
+        part
+        for part in sorted(traced)
+        if part not in spans or spans[part].committed_end >= spans[part].end
+    ]
+    if lost:
+        raise position.missing(name, lost, f"topic {topic!r} has no position")
+    return traced
+
+
+def prepare(cluster: Cluster, name: str, start: StreamStart) -> None:
+    """Create the topic of the positions, or the partitions that it lacks."""
+    topic = position_topic.of_stream(name, 0).topic
+    position_topic.create(cluster, topic, max(start.source.partitions) + 1)
+
+
+def record_bytes_max(cluster: Cluster, topic: str | None) -> int:
+    """Return the size of the largest record that a topic accepts; 0 without a topic."""
+    if topic is None:
+        return 0
+    return record_writer.record_bytes_max(cluster, topic) - BATCH_BYTES
+
+
+def _target(cluster: Cluster, name: str, stream: settings.Stream, known: Positions) -> Topic:
+    try:
+        return topics.describe(cluster, stream.target)
+    except errors.TopicMissing as error:
+        if not known:
+            raise
+        raise target_gone(name, stream.target) from error
+
+
+def _spans(cluster: Cluster, topic: str, partitions: Collection[int]) -> dict[int, Span]:
+    """Return the ends of those partitions of the position topic that exist."""
+    try:
+        existing = set(topics.describe(cluster, topic).partitions) & set(partitions)
+    except errors.TopicMissing:
+        return {}
+    found = offsets.spans(cluster, [(topic, part) for part in sorted(existing)])
+    return {part: span for (_, part), span in found.items()}
+
+
+def _traces(cluster: Cluster, name: str, target: str) -> set[int]:
+    """Return the partitions of which the end of the output topic has records.
+
+    Records of open and aborted transactions count too: a partition is claimed, which writes its
+    position, before the first record is published.
+    """
+    parts = topics.describe(cluster, target).partitions
+    firsts = offsets.earliest(cluster, target, parts)
+    ends = offsets.latest(cluster, target, parts, committed=False)
+    ranges = {part: (max(firsts[part], ends[part] - TRACES), ends[part]) for part in parts}
+    found: set[int] = set()
+    for part, message in reading.messages(cluster, target, ranges, committed=False):
+        origin = output.origin(offsets.record(message, part).headers, name)
+        if origin is not None:
+            found.add(origin)
+    return found
