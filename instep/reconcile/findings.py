@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody u
 
 from instep.reconcile import spark_steps
 from instep.reconcile.spark_steps import Counts
+from instep.settings import LINE_SEPARATOR
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,6 +34,11 @@ class RowDifference(msgspec.Struct, frozen=True):
     columns: tuple[int, ...]
     expected: bytes | None
     found: bytes | None
+
+
+def shown(document: str) -> str:
+    """Return a document's id, or the key of a row of a further table, for people."""
+    return document.replace(LINE_SEPARATOR, "/")
 
 
 def counts(findings: DataFrame) -> Counts:

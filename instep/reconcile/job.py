@@ -39,11 +39,9 @@ as held back, and the verdict says so.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +52,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody uses
 
 from instep import errors, settings, sinks
-from instep.document import comparison, kinds
+from instep.document import comparison, kinds, plain
 from instep.document.comparison import DocumentState, Question
 from instep.document.mapping import TIMESTAMP
 from instep.document.showing import counted
-from instep.kafka import backlog, offsets, reading, topics
+from instep.kafka import backlog, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.operate import row_source
-from instep.pipeline import failures, session
+from instep.pipeline import failures, transformation
 from instep.pipeline.micro_batch import arrow, query
 from instep.reconcile import (
     coverage,
@@ -70,8 +68,11 @@ from instep.reconcile import (
     report,
     spark_input,
     spark_progress,
+    spark_session,
     spark_steps,
+    transformed_log,
 )
+from instep.reconcile.coverage import Ranges
 from instep.reconcile.log import Offsets, PipelineLog
 from instep.reconcile.report import Behind, ComparedRange, ReconcileReport
 from instep.sinks import inspection, target
@@ -117,7 +118,7 @@ def run(
     progress: spark_progress.Progress = _no_progress,
     verbose: bool = False,
 ) -> Iterator[ReconcileReport]:
-    """Reconcile the named pipelines one after the other in one Spark session.
+    """Reconcile the tables of the named pipelines, one after the other, in one Spark session.
 
     If a pipeline cannot be compared, the others still are. The first error is raised at the end.
     """
@@ -125,33 +126,35 @@ def run(
     for name, pipeline in pipelines.items():  # wrong settings end the run before Spark starts
         inspection.inspect(name, pipeline)
         refuse_unfit_source(name, pipeline, request)
-    run_folder = session.RunFolder()
-    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        spark = session.open_session(declared.spark, files, run_folder, verbose=verbose)
-        for number, handler in handlers:
-            signal.signal(number, handler)  # Spark installs its own handler when it starts
-        try:
-            failed: list[errors.InstepError] = []
-            for index, (name, pipeline) in enumerate(pipelines.items()):
-                folder = run_folder.path / f"reconcile-{index}"
-                try:
-                    compared = reconcile(
-                        spark, folder, cluster, name, pipeline, request, say=say, progress=progress
-                    )
-                except errors.InstepError as error:
-                    if len(pipelines) > 1:
-                        say(f"{name}: not compared: {error.what}")
-                    failed.append(error)
-                else:
-                    yield compared
-            if failed:
-                raise failed[0]
-        finally:
-            with contextlib.suppress(Py4JError, OSError):
-                spark.stop()
-    finally:
-        run_folder.remove()
+    # Another source has no rows for further tables.
+    comparisons = [
+        (name, number)
+        for name, pipeline in pipelines.items()
+        for number in (None, *range(0 if request.source else len(pipeline.tables)))
+    ]
+    with spark_session.opened(declared.spark, files, verbose=verbose) as (spark, place):
+        failed: list[errors.InstepError] = []
+        for index, (name, number) in enumerate(comparisons):
+            try:
+                compared = reconcile(
+                    spark,
+                    place / f"reconcile-{index}",
+                    cluster,
+                    name,
+                    pipelines[name],
+                    request,
+                    number=number,
+                    say=say,
+                    progress=progress,
+                )
+            except errors.InstepError as error:
+                if len(comparisons) > 1:
+                    say(f"{name}: not compared: {error.what}")
+                failed.append(error)
+            else:
+                yield compared
+        if failed:
+            raise failed[0]
 
 
 def reconcile(
@@ -162,18 +165,26 @@ def reconcile(
     pipeline: settings.Pipeline,
     request: Request,
     *,
+    number: int | None = None,
     say: Say,
     progress: spark_progress.Progress = _no_progress,
 ) -> ReconcileReport:
-    """Reconcile one pipeline. Its temporary files go to `folder`."""
+    """Reconcile the main table of a pipeline, or the further table with this number.
+
+    Temporary files go to `folder`.
+    """
     refuse_unfit_source(name, pipeline, request)
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
 
+    shown = name
+    if number is not None:
+        shown += f", table {pipeline.tables[number].table}"
+
     def say_named(text: str) -> None:
-        say(f"{name}: {text}")
+        say(f"{shown}: {text}")
 
     def progress_named(what: str, done: int, total: int, unit: str) -> None:
-        progress(f"{name}: {what}", done, total, unit)
+        progress(f"{shown}: {what}", done, total, unit)
 
     def comparison_with(reader: str) -> _Comparison:
         log = PipelineLog(
@@ -188,6 +199,7 @@ def reconcile(
             say_named,
             progress_named,
             through_spark=reader == "spark",
+            number=number,
         )
 
     try:
@@ -222,10 +234,16 @@ class _Comparison:
         progress: spark_progress.Progress,
         *,
         through_spark: bool,
+        number: int | None,
     ) -> None:
+        if log.pipeline.transform is not None:
+            spark = transformation.session_for(spark)
         self.spark, self.folder, self.log, self.request = spark, folder, log, request
         self.say, self.progress, self.through_spark = say, progress, through_spark
         self.sink: Sink = log.sink
+        self.number = number
+        self.further = None if number is None else log.sink.further[number]
+        self.compared: Sink = self.further or log.sink
         self.from_source = request.source is not None
         self.notes: list[str] = []
         self._folder_numbers = itertools.count()
@@ -275,8 +293,9 @@ class _Comparison:
             covered,
             self.say,
             after_load=self.request.loaded,
+            further=self.further,
         )
-        self.say(f"{snapshot.documents:,} rows in the table")
+        self.say(f"{snapshot.documents:,} rows in table {self.compared.target.table}")
         return snapshot
 
     def _compared_offsets(self) -> tuple[Offsets, Offsets]:
@@ -325,16 +344,25 @@ class _Comparison:
         return self._records(start, self.applied), count
 
     def _records(self, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-        """Return the committed records of the topic between two offsets of each partition."""
+        """Return the committed records of the topic between two offsets of each partition.
+
+        With a transformation these are its results.
+        """
         cluster, topic = self.log.cluster, self.log.topic.name
         headers = self.sink.target.mapping.reads_headers
+        transform = self.log.pipeline.transform
         if self.through_spark:
             kafka = java_config(cluster.kafka, cluster.bootstrap)
-            return query.read(self.spark, topic, kafka, start, end, headers=headers)
+            if transform is None:
+                return query.read(self.spark, topic, kafka, start, end, headers=headers)
+            records = query.read(self.spark, topic, kafka, start, end, headers=True)
+            failed = self.sink.journal.failed_transformations()
+            return transformed_log.results(self.sink.target, transform, records, failed)
         ranges = {partition: (start[partition], end[partition]) for partition in end}
-        rows = (
-            _record_row(record, headers=headers) for record in reading.read(cluster, topic, ranges)
-        )
+        found: Iterable[Any] = reading.read(cluster, topic, ranges)
+        if transform is not None:
+            found = transformed_log.one_by_one(self.spark, self.sink.target, transform, found)
+        rows = (_record_row(record, headers=headers) for record in found)
         folder = self._new_folder("log")
         return spark_input.store_records(rows, folder, self.say, headers=headers).frame(self.spark)
 
@@ -374,23 +402,32 @@ class _Comparison:
 
     def _plan(self) -> spark_steps.ComparisonPlan:
         """Return what the tasks need to know."""
-        snapshot = self.snapshot
+        snapshot, mapping, further = self.snapshot, self.sink.target.mapping, None
+        if self.number is not None:
+            further = spark_steps.FurtherPlan(
+                self.number, self.compared.target.mapping, self.sink.target.rules
+            )
+        elif self.from_source:
+            mapping = mapping.without_further
+        slots = 1 if self.from_source else self.sink.target.slots
         return spark_steps.ComparisonPlan(
-            self.sink.target.mapping,
+            mapping,
             self.sink.url.get_backend_name(),
             self._question(),
             {} if self.from_source else snapshot.excluded,
             self.from_source,
-            applied={} if self.from_source else snapshot.coverage.applied,
-            replayed={p: last for p, (_, last) in snapshot.replayed.items()},
+            applied={} if self.from_source else numbered(snapshot.coverage.applied, slots),
+            replayed={p: (last + 1) * slots - 1 for p, (_, last) in snapshot.replayed.items()},
             after_load=self.request.loaded,
+            further=further,
+            slots=slots,
         )
 
     def _question(self) -> Question:
         """Return the rules by which a document and its row are compared."""
-        mapping, rules = self.sink.target.mapping, self.sink.target.rules
+        mapping, rules = self.compared.target.mapping, self.compared.target.rules
         names = [column.name for column in mapping.columns]
-        guard = names.index(mapping.guard) if mapping.guard and rules.ordered else None
+        guard = names.index(mapping.guard) if mapping.guard in names and rules.ordered else None
         is_time = guard is not None and isinstance(mapping.columns[guard].kind, kinds.Timestamp)
         if self.request.loaded:  # as a load judges ties; and rows may be newer than the source
             rules = msgspec.structs.replace(rules, order_is_time=False)
@@ -405,7 +442,7 @@ class _Comparison:
         They are needed where instep's own tables are incomplete: the history may be off or pruned,
         and the log may be incomplete or not read at all.
         """
-        every = tuple(range(len(self.sink.target.mapping.columns)))
+        every = tuple(range(len(self.compared.target.mapping.columns)))
         if self.request.strict:
             return every
         if self.from_source or not whole:
@@ -496,6 +533,7 @@ class _Comparison:
             pipeline=to.pipeline,
             topic=to.topic,
             target=target.shown(self.sink.url),
+            table=str(self.compared.target.table),
             compared_with=self.request.source.named if self.request.source else f"topic {to.topic}",
             in_step=verdict is report.ReconcileVerdict.IN_STEP,
             documents=counts.documents,
@@ -505,7 +543,7 @@ class _Comparison:
             different=counts.of(DocumentState.DIFFERENT),
             columns={
                 name: counts.columns[name]
-                for name in self.sink.table.columns
+                for name in self.compared.table.columns
                 if name in counts.columns
             },
             parked=counts.of(DocumentState.PARKED),
@@ -525,6 +563,7 @@ class _Comparison:
             held_back=held_back,
             not_ours=not_ours,
             skipped=skipped,
+            is_further=self.further is not None,
         )
 
     def _list_and_repair(
@@ -542,13 +581,16 @@ class _Comparison:
         if request.fix is not None:
             ledger = repair.ComparedLedger(self.applied, self._documents_with_events)
             repairer = repair.Repairer(
-                self.sink, ledger, self.plan.question, request.fix, from_source=self.from_source
+                self.sink,
+                ledger,
+                self.plan.question,
+                request.fix,
+                from_source=self.from_source,
+                further=self.further,
             )
         pipeline = self.sink.target.pipeline
         out = request.out or report.default_file(pipeline)
-        rows = report.RowsFile(
-            out, pipeline, list(self.sink.table.columns), repairer, from_source=self.from_source
-        )
+        rows = report.RowsFile(out, pipeline, self.compared, repairer, from_source=self.from_source)
         first_rows = rows.write(findings.listed(compared, count))
         differences = counts.of(*comparison.REAL)
         self.say(
@@ -590,7 +632,15 @@ class _Comparison:
         return count
 
 
-def _record_row(record: offsets.LogRecord, *, headers: bool) -> tuple[Any, ...]:
+def numbered(ranges: Mapping[int, Ranges], slots: int) -> dict[int, Ranges]:
+    """Return ranges of offsets as ranges of the numbers that results have."""
+    return {
+        partition: [(start * slots, end * slots) for start, end in of_partition]
+        for partition, of_partition in ranges.items()
+    }
+
+
+def _record_row(record: plain.PlainRecord, *, headers: bool) -> tuple[Any, ...]:
     row = (record.partition, record.offset, record.timestamp_ms, record.key, record.value)
     return (*row, record.headers) if headers else row
 

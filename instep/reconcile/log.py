@@ -10,6 +10,7 @@ from instep.kafka import backlog, offsets, places
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
 from instep.pipeline import continuity
+from instep.pipeline.continuity import LogReader
 from instep.reconcile.spark_progress import Progress
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -31,19 +32,23 @@ class PipelineLog:
         begin: str | None,
         *,
         from_source: bool,
+        reader: LogReader | None = None,
     ) -> None:
+        """Take what reads the log, if it is no pipeline."""
         self.cluster, self.sink = cluster, sink
+        self.pipeline = pipeline
         name = sink.target.pipeline
         with sink.translated():
             ledger = sink.ledger.positions()
-        self.topic = continuity.describe(cluster, name, sink.target.topic, ledger)
-        continuity.refuse_replaced(name, self.topic, ledger)
-        continuity.refuse_expired(cluster, name, self.topic, ledger)
-        continuity.refuse_diverged(cluster, name, self.topic, ledger)
+        reader = reader or continuity.pipeline(name)
+        self.topic = continuity.describe(cluster, reader, sink.target.topic, ledger)
+        continuity.refuse_replaced(reader, self.topic, ledger)
+        continuity.refuse_expired(cluster, reader, self.topic, ledger)
+        continuity.refuse_diverged(cluster, reader, self.topic, ledger)
         if not from_source:
             if not ledger:
                 raise errors.SettingsError(
-                    f"pipeline {name!r} has no ledger: it has never run",
+                    f"{reader.job} has no ledger: it has never run",
                     "run it first: instep run --once",
                 )
             if begin is None:

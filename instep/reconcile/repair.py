@@ -31,10 +31,10 @@ from instep.document.comparison import DocumentState, Question
 from instep.document.guard import DocumentId, Stored
 from instep.document.identity import Identity
 from instep.pipeline.apply import isolate
-from instep.reconcile import spark_steps
+from instep.reconcile import findings, spark_steps
 from instep.reconcile.findings import RowDifference
 from instep.sinks.journal_entries import Action
-from instep.sinks.sink import Sink
+from instep.sinks.sink import FurtherSink, Sink
 from instep.sinks.target import Decision
 
 DOCUMENTS_MAX = 1_000
@@ -97,14 +97,23 @@ class Repairer:
         fix: RepairRequest,
         *,
         from_source: bool,
+        further: FurtherSink | None = None,
     ) -> None:
+        """Take the sink of the pipeline, and the further table if that is to be repaired."""
         self._sink, self._ledger, self._question = sink, ledger, question
         self._fix, self._from_source = fix, from_source
-        mapping = sink.target.mapping
+        self._further, self._repaired = further, further or sink
+        mapping = self._repaired.target.mapping
         self._id = Identity(mapping).of_kept
         self._restorers = [canonical.restorer(column.kind) for column in mapping.columns]
         self._pack_row = spark_steps.row_packer(mapping, sink.url.get_backend_name())
         self._row_numbers = itertools.count()
+
+    def _document(self, difference: RowDifference) -> str:
+        """Return the document that a row belongs to."""
+        if self._further is None:
+            return difference.document
+        return self._further.document_of(difference.document)
 
     def plan(self, difference: RowDifference) -> tuple[str, str]:
         """Return what to do about a difference, and the reason if it is left alone."""
@@ -155,7 +164,7 @@ class Repairer:
                 left_alone += 1
                 report_left_alone(document, reason)
                 if len(first) < SHOWN_MAX:
-                    first.append((document, reason))
+                    first.append((findings.shown(document), reason))
             say(f"{sum(counts.values()):,} documents repaired, {left_alone:,} left alone")
         return RepairResult(counts[INSERT], counts[WRITE], counts[DELETE], left_alone, first)
 
@@ -171,7 +180,7 @@ class Repairer:
 
     def _transaction(self, chunk: list[RowDifference]) -> Repaired:
         sink = self._sink
-        with sink.table.unguarded(), sink.transaction():
+        with sink.unguarded(), sink.transaction():
             changed = self._lock_ledger(chunk)  # 1
             ready, alone = self._ready(chunk, changed)  # 2
             repaired, refused = self._write(ready)  # 3
@@ -191,24 +200,24 @@ class Repairer:
                 " reconciliation",
                 "run it again",
             )
-        documents = [difference.document for difference in chunk]
+        documents = [self._document(difference) for difference in chunk]
         return self._ledger.documents_with_events(before, now, documents)
 
     def _ready(self, chunk: list[RowDifference], changed: set[str]) -> Repaired:
         """Split a chunk into what can be repaired and what is left alone (step 2)."""
         documents = {difference.document: self._id(difference.document) for difference in chunk}
-        rows = self._sink.table.locked_rows(list(documents.values()))
-        stored = self._sink.stored(documents.values())
-        parked = self._sink.journal.parked_among(documents.values())
+        rows = self._repaired.table.locked_rows(list(documents.values()))
+        stored = self._repaired.stored(documents.values())
+        parked = self._sink.journal.parked_among({self._document(one) for one in chunk})
         ready, alone = [], []
         for difference in chunk:
             document = documents[difference.document]
             row = rows.get(document)
             line = None if row is None else self._pack_row(row)
             action, reason = self.plan(difference)
-            if difference.document in changed:
+            if self._document(difference) in changed:
                 reason = "it has had events since the comparison: run again"
-            elif document in parked:
+            elif self._document(difference) in parked:
                 reason = "it is parked now"
             elif line != difference.found:
                 reason = "its row has changed since the comparison: run again"
@@ -231,7 +240,7 @@ class Repairer:
         repaired: list[RowDifference] = []
         refused: list[tuple[str, str]] = []
         isolate.write(
-            self._sink,
+            self._repaired,
             [[difference] for difference in ready],
             decide=self._changes,
             written=lambda differences, _: repaired.extend(differences),
@@ -255,7 +264,7 @@ class Repairer:
                     order = difference.order
                     if order is None:
                         order = self._stored_order(difference)
-                    if difference.known and order is not None:
+                    if difference.known and order is not None and self._further is None:
                         changes.deleted_orders[document] = order
         return changes
 
@@ -272,8 +281,10 @@ class Repairer:
         return tuple(values)
 
     def _decision(self, difference: RowDifference) -> Decision:
-        names = [column.name for column in self._sink.target.mapping.columns]
+        names = [column.name for column in self._repaired.target.mapping.columns]
         reason = f"reconcile: {difference.kind}"
+        if self._further is not None:
+            reason += f" in table {self._further.target.table}"
         if difference.columns:
             reason += " in " + ", ".join(names[number] for number in difference.columns)
         partition, offset = difference.partition, difference.offset
@@ -286,7 +297,7 @@ class Repairer:
             OUTCOMES[self.plan(difference)[0]],
             self._fix.actor,
             reason,
-            difference.document,
+            self._document(difference),
         )
 
 

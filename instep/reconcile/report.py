@@ -15,9 +15,10 @@ import msgspec
 from instep import errors
 from instep.document import comparison, folding
 from instep.document.comparison import DocumentState
-from instep.reconcile import spark_steps
+from instep.reconcile import findings, spark_steps
 from instep.reconcile.findings import RowDifference
 from instep.reconcile.repair import Repairer, RepairResult
+from instep.sinks.sink import Sink
 
 SHOWN_MAX = 20
 LISTED = (
@@ -54,11 +55,12 @@ class ReconcileVerdict(StrEnum):
 
 
 class ReconcileReport(msgspec.Struct, frozen=True, rename={"skipped": "passed_over"}):
-    """The result of comparing one pipeline."""
+    """The result of comparing one table of a pipeline."""
 
     pipeline: str
     topic: str
     target: str
+    table: str
     compared_with: str
     in_step: bool
     documents: int
@@ -81,6 +83,12 @@ class ReconcileReport(msgspec.Struct, frozen=True, rename={"skipped": "passed_ov
     held_back: int = 0  # offsets that an open transaction kept out of the comparison
     not_ours: int = 0  # rows that the pipeline never wrote, which are not compared
     skipped: int = 0  # offsets never applied: before the start, or skipped by a rewind
+    is_further: bool = False  # the table is a further one, not the main one
+
+    @property
+    def name(self) -> str:
+        """Return the pipeline, and the table if it is a further one."""
+        return f"{self.pipeline}, table {self.table}" if self.is_further else self.pipeline
 
 
 def verdict(*, differs: bool, held_back: int) -> ReconcileVerdict:
@@ -99,18 +107,19 @@ def default_file(pipeline: str) -> Path:
 
 
 class RowsFile:
-    """The file that lists the findings of one pipeline as JSON lines."""
+    """The file that lists the findings of one table as JSON lines."""
 
     def __init__(
         self,
         path: Path,
         pipeline: str,
-        columns: list[str],
+        compared: Sink,
         repairer: Repairer | None,
         *,
         from_source: bool,
     ) -> None:
-        self._path, self._pipeline, self._columns = path, pipeline, columns
+        self._path, self._pipeline = path, pipeline
+        self._table, self._columns = str(compared.target.table), list(compared.table.columns)
         self._repairer, self._from_source = repairer, from_source
 
     def write(self, differences: Iterable[RowDifference]) -> list[dict[str, Any]]:
@@ -135,13 +144,14 @@ class RowsFile:
         with self._path.open("ab") as file:
 
             def write(document: str, reason: str) -> None:
-                row = {"document": document, "kind": "left_alone", "why": reason}
+                row = {"document": findings.shown(document), "kind": "left_alone", "why": reason}
                 file.write(self._line(row))
 
             yield write
 
     def _line(self, row: dict[str, Any]) -> bytes:
-        return msgspec.json.encode({"pipeline": self._pipeline, **row}) + b"\n"
+        row = {"pipeline": self._pipeline, "table": self._table, **row}
+        return msgspec.json.encode(row) + b"\n"
 
     def _rows(self, difference: RowDifference) -> Iterator[dict[str, Any]]:
         action = None
@@ -157,7 +167,7 @@ def difference_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the file for a difference: one for each column that differs, else one."""
     row: dict[str, Any] = {
-        "document": difference.document,
+        "document": findings.shown(difference.document),
         "kind": difference.kind,
         "column": None,
         "expected": None,

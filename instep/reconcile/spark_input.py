@@ -22,9 +22,10 @@ from instep.reconcile import spark_steps
 from instep.reconcile.coverage import Coverage
 from instep.reconcile.spark_steps import mark
 from instep.sinks import scan
+from instep.sinks.journal_entries import number_of
 from instep.sinks.ledger import AppliedRanges
 from instep.sinks.scan import PAGE_ROWS
-from instep.sinks.sink import Sink
+from instep.sinks.sink import FurtherSink, Sink
 from instep.sinks.target import Position
 
 RECORD_SCHEMA = pa.schema(
@@ -84,25 +85,32 @@ class TargetSnapshot(msgspec.Struct, frozen=True):
 
 
 def take(
-    sink: Sink, folder: Path, coverage_of: CoverageOf, say: Say, *, after_load: bool = False
+    sink: Sink,
+    folder: Path,
+    coverage_of: CoverageOf,
+    say: Say,
+    *,
+    after_load: bool = False,
+    further: FurtherSink | None = None,
 ) -> TargetSnapshot:
     """Read table, quarantine, deleted and written documents, decisions and ledger in one snapshot.
 
     `coverage_of` computes which part of the log was applied, from the ledger and the ranges that
     were applied before a rewind. `after_load` is for the comparison with a source that was loaded.
+    With `further`, its rows are read in place of those of the main table.
     """
-    pack_row = spark_steps.row_packer(sink.target.mapping, sink.url.get_backend_name())
+    compared = further or sink
+    mark_of = _marker(compared)
     parts = Parts(folder, spark_steps.SCHEMA, spark_steps.SPARK_SCHEMA)
     with sink.snapshot():
         ledger = sink.ledger.positions()
         excluded: dict[int, Any] = {}
-        for partition, offset in sorted(sink.journal.excluded()):
-            excluded.setdefault(partition, array("q")).append(offset)
+        for position in sorted(sink.journal.excluded()):
+            numbers = excluded.setdefault(position.partition, array("q"))
+            numbers.append(number_of(sink.target, position))
         documents = 0
-        for page in scan.rows(sink):
-            parts.add(
-                [mark(spark_steps.FOUND, str(row[0]), line=pack_row(row[1:])) for row in page]
-            )
+        for page in scan.rows(compared):
+            parts.add([mark_of(row) for row in page])
             documents += len(page)
             if len(page) == PAGE_ROWS:
                 say(f"{documents:,} rows of the table read")
@@ -144,6 +152,21 @@ def take(
     )
 
 
+def _marker(compared: Sink) -> Callable[[Row], Row]:
+    """Return the function that makes the mark of a row of the compared table."""
+    mapping = compared.target.mapping
+    pack_row = spark_steps.row_packer(mapping, compared.url.get_backend_name())
+    if not isinstance(compared, FurtherSink):
+        return lambda row: mark(spark_steps.FOUND, str(row[0]), line=pack_row(row[1:]))
+    owner_of = compared.document_of
+
+    def mark_of(row: Row) -> Row:
+        line = msgspec.json.encode((str(row[0]), pack_row(row[1:]).decode()))
+        return mark(spark_steps.FOUND, owner_of(str(row[0])), line=line)
+
+    return mark_of
+
+
 def _add_replayed(
     sink: Sink, ledger: dict[int, Position], coverage: Coverage, parts: Parts
 ) -> dict[int, tuple[int, int]]:
@@ -159,7 +182,12 @@ def _add_replayed(
             for page in scan.replayed_documents(sink, partition, start, until):
                 parts.add(
                     [
-                        mark(spark_steps.REPLAYED, document, offset=offset, order=partition)
+                        mark(
+                            spark_steps.REPLAYED,
+                            document,
+                            offset=(offset + 1) * sink.target.slots - 1,
+                            order=partition,
+                        )
                         for document, offset in page
                     ]
                 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 from msgspec import UNSET
 from pyspark import SparkFiles
 
-from instep.document import canonical, comparison, folding, guard
+from instep.document import canonical, comparison, folded_rows, folding, guard
 from instep.document.comparison import DocumentFinding, DocumentState, Question
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.folded_rows import FoldedRows, RowStep
 from instep.document.folding import ABSENT, FoldedRun, FoldedState, FoldStep, Shape
 from instep.document.mapping import Mapping
 from instep.document.reasons import Refusal
@@ -87,8 +88,19 @@ Batches = Iterator[pa.RecordBatch]
 Row = tuple[Any, ...]
 
 
+class FurtherPlan(msgspec.Struct, frozen=True):
+    """A further table: its number and mapping, and the rules of the main table."""
+
+    number: int
+    mapping: Mapping
+    main: guard.Rules
+
+
 class ComparisonPlan(msgspec.Struct, frozen=True):
-    """Everything that the tasks need besides their rows."""
+    """Everything that the tasks need besides their rows.
+
+    If a further table is compared, the question is about its rows.
+    """
 
     mapping: Mapping
     database: str
@@ -101,6 +113,14 @@ class ComparisonPlan(msgspec.Struct, frozen=True):
     replayed: dict[int, int] = {}
     # The source was loaded: only its documents are compared.
     after_load: bool = False
+    # Offsets are numbers of results, with this many for each offset; see `document/results.py`.
+    slots: int = 1
+    further: FurtherPlan | None = None
+
+    @property
+    def compared(self) -> Mapping:
+        """Return the mapping of the table that is compared."""
+        return self.further.mapping if self.further else self.mapping
 
 
 class Counts(msgspec.Struct):
@@ -178,7 +198,10 @@ def steps_of_records(plan: ComparisonPlan, batches: Batches) -> Batches:
                 run = runs.get((partition, segment, name))
                 if run is None:
                     run = runs[partition, segment, name] = FoldedRun()
-                run.add(step, plan.question.rules)
+                if plan.further:  # each step may have a row of its own
+                    run.steps.append(step)
+                else:
+                    run.add(step, plan.question.rules)
             if plan.from_source:
                 for letter in dead:
                     name = (letter.record.key or b"").decode(errors="replace")
@@ -214,17 +237,16 @@ def rows_of_files(names: list[str], batches: Batches) -> Batches:
 
 def compare_documents(plan: ComparisonPlan, batches: Batches) -> Batches:
     """Fold and compare, document by document. Yield the differences, and the counts at the end."""
-    comparer = _DocumentComparer(plan)
+    comparer = _RowsComparer(plan) if plan.further else _DocumentComparer(plan)
     for batch in batches:
         findings = [
             finding
             for row in zip(*(batch.column(name).to_pylist() for name in SCHEMA.names), strict=True)
-            if (finding := comparer.add(row)) is not None
+            for finding in comparer.add(row)
         ]
         yield from _batches(FINDINGS, iter(findings))
-    last = comparer.finish()
     # Each task returns its counts as one more row, in the column `expected`.
-    rows = [] if last is None else [last]
+    rows = [*comparer.finish()]
     rows.append((COUNTS, *[None] * 10, msgspec.json.encode(comparer.counts), None))
     yield from _batches(FINDINGS, iter(rows))
 
@@ -234,10 +256,10 @@ class _DocumentComparer:
 
     def __init__(self, plan: ComparisonPlan) -> None:
         self._question, self._applied = plan.question, plan.applied
-        self._after_load = plan.after_load
+        self._after_load, self._slots = plan.after_load, plan.slots
         # What a load wrote is not in the log: nothing is known of any column.
         self._loaded_line = folding.pack([ABSENT] * len(plan.mapping.columns))
-        self._names = [column.name for column in plan.mapping.columns]
+        self._names = [column.name for column in plan.compared.columns]
         self.counts = Counts()
         self._document: str | None = None
         self._clear()
@@ -254,12 +276,12 @@ class _DocumentComparer:
         self._states: list[FoldedState] = []
         self._partition = -1
 
-    def add(self, row: Row) -> Row | None:
-        """Add one row. If a new document begins, return the finding on the one before it."""
+    def add(self, row: Row) -> Sequence[Row]:
+        """Add one row. If a new document begins, return the findings on the one before it."""
         document, partition, offset, timestamp_ms, order, floor, shape, line = row
-        finding = None
+        findings: Sequence[Row] = ()
         if document != self._document:
-            finding = self.finish()
+            findings = self.finish()
             self._document = document
         if partition >= 0:
             if shape == UNREADABLE:
@@ -267,13 +289,12 @@ class _DocumentComparer:
             elif self._took_effect(partition, offset):
                 # Each partition has an order of its own, so each gets a state. `folding.joined`
                 # combines them if a document has events in several partitions.
-                if partition != self._partition:
-                    self._partition = partition
-                    self._states.append(self._first_state(partition))
+                is_first = partition != self._partition
+                self._partition = partition
                 step = FoldStep(partition, offset, timestamp_ms, order, SHAPES[shape], line, floor)
-                self._states[-1].apply(step, self._question.rules)
+                self._apply(step, is_first=is_first)
         elif partition == FOUND:
-            self._found = line
+            self._find(line)
         elif partition == DELETED:
             self._deleted_order, self._recorded = order, True
         elif partition == PARKED:
@@ -288,7 +309,17 @@ class _DocumentComparer:
             self._replayed[order] = max(offset, self._replayed.get(order, 0))
         else:
             self._waiting = True
-        return finding
+        return findings
+
+    def _apply(self, step: FoldStep, *, is_first: bool) -> None:
+        """Apply an event; `is_first` is whether it is the first of its partition."""
+        if is_first:
+            self._states.append(self._first_state(step.partition))
+        self._states[-1].apply(step, self._question.rules)
+
+    def _find(self, line: bytes) -> None:
+        """Take the row of the table."""
+        self._found = line
 
     def _first_state(self, partition: int) -> FoldedState:
         """Return the state of a document before its events.
@@ -314,31 +345,25 @@ class _DocumentComparer:
             or offset <= self._replayed.get(partition, -1)
         )
 
-    def finish(self) -> Row | None:
-        """Return the finding on the current document, or None if it needs none."""
+    def finish(self) -> Sequence[Row]:
+        """Return the findings on the current document."""
         if self._document is None:
-            return None
-        finding: Row | None
+            return ()
+        findings: Sequence[Row]
         if self._unreadable is not None:
             self.counts.count(UNREADABLE_KIND)
             empty = [None] * 8
-            finding = (
-                UNREADABLE_KIND,
-                None,
-                self._document,
-                *empty,
-                self._unreadable,
-                self._found,
-            )
+            row = (UNREADABLE_KIND, None, self._document, *empty, self._unreadable, self._found)
+            findings = [row]
         else:
-            finding = self._compare(self._document)
+            findings = self._compare(self._document)
         self._clear()
-        return finding
+        return findings
 
-    def _compare(self, document: str) -> Row | None:
+    def _compare(self, document: str) -> Sequence[Row]:
         state = folding.joined(self._states, self._question.rules) if self._states else None
         if self._after_load and state is None:
-            return None  # the source does not have it
+            return ()  # the source does not have it
         question = self._question
         if self._is_loaded:  # for this document, the log is incomplete
             question = msgspec.structs.replace(question, whole=False)
@@ -352,12 +377,22 @@ class _DocumentComparer:
             recorded=self._recorded,
         )
         if finding is None:
-            return None
+            return ()
         if finding.kind in comparison.REAL and self._is_explained(finding, state):
             finding = comparison.NOT_IN_LOG
+        return self._counted(document, finding, state, self._found)
+
+    def _counted(
+        self,
+        document: str,
+        finding: DocumentFinding,
+        state: FoldedState | None,
+        found: bytes | None,
+    ) -> Sequence[Row]:
+        """Count a finding; return it as a row if it is to be listed."""
         if finding.kind is DocumentState.NOT_OURS:
             self.counts.count(finding.kind.value)
-            return None
+            return ()
         self.counts.documents += 1
         self.counts.count(finding.kind.value)
         if finding.kind is DocumentState.DIFFERENT:
@@ -365,8 +400,8 @@ class _DocumentComparer:
             for number in finding.columns:
                 columns[self._names[number]] = columns.get(self._names[number], 0) + 1
         if finding.kind in (DocumentState.IN_STEP, DocumentState.NOT_IN_LOG):
-            return None
-        return self._row(document, finding, state)
+            return ()
+        return [self._row(document, finding, state, found)]
 
     def _is_explained(self, finding: DocumentFinding, state: FoldedState | None) -> bool:
         """Return whether a load, or events after it, explain a difference.
@@ -390,14 +425,20 @@ class _DocumentComparer:
         is_tie = state is not None and order is not None and order == state.order
         return is_tie and question.guard_is_time
 
-    def _row(self, document: str, finding: DocumentFinding, state: FoldedState | None) -> Row:
+    def _row(
+        self,
+        document: str,
+        finding: DocumentFinding,
+        state: FoldedState | None,
+        found: bytes | None,
+    ) -> Row:
         last = state.last if state else None
         return (
             finding.kind.value,
             finding.seems.value,
             document,
             last.partition if last else None,
-            last.offset if last else None,
+            last.offset // self._slots if last else None,
             state.order if state else None,
             state is not None,
             len(self._states) > 1,
@@ -405,8 +446,60 @@ class _DocumentComparer:
             self._is_loaded,
             list(finding.columns),
             state.line if state else None,
-            self._found,
+            found,
         )
+
+
+class _RowsComparer(_DocumentComparer):
+    """The same for a further table: a document may have several rows, each with a finding.
+
+    What the log leaves open is not judged: documents that a load wrote or a replay, documents with
+    events in several partitions, and a missing row if an event before it may have been lost.
+    """
+
+    def __init__(self, plan: ComparisonPlan) -> None:
+        super().__init__(plan)
+        assert plan.further is not None
+        main = self._main = plan.further.main
+        self._may_be_stale = main.missing != "insert" or (main.ordered and not plan.question.whole)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._folded: list[FoldedRows] = []
+        self._found_rows: dict[str, bytes] = {}
+
+    def _apply(self, step: FoldStep, *, is_first: bool) -> None:
+        if is_first:
+            self._folded.append(FoldedRows(self._main, self._question.rules))
+        self._folded[-1].apply(step)
+
+    def _find(self, line: bytes) -> None:
+        row, values = msgspec.json.decode(line)
+        self._found_rows[row] = values.encode()
+
+    def _compare(self, _document: str) -> Sequence[Row]:
+        expected: dict[str, FoldedState] = {}
+        for state in self._folded:
+            expected |= state.rows
+        is_open = len(self._folded) > 1 or self._is_loaded or bool(self._replayed)
+        findings: list[Row] = []
+        for row in sorted(expected.keys() | self._found_rows.keys()):
+            found = self._found_rows.get(row)
+            finding = comparison.compare(
+                self._question,
+                expected.get(row),
+                found,
+                parked=self._parked,
+                waiting=self._waiting,
+                recorded=self._recorded,
+            )
+            if finding is None:
+                continue
+            is_missing = finding.kind is DocumentState.MISSING
+            if finding.kind in comparison.REAL and (is_open or (is_missing and self._may_be_stale)):
+                finding = comparison.NOT_IN_LOG
+            findings += self._counted(row, finding, expected.get(row), found)
+        return findings
 
 
 SHAPES = {shape.value: shape for shape in Shape}
@@ -414,8 +507,9 @@ SHAPES = {shape.value: shape for shape in Shape}
 
 def _stepper(plan: ComparisonPlan) -> Callable[[int, Event, int], FoldStep | None]:
     """Return the function that makes an event's step, or None for a delete that does nothing."""
-    forms = [canonical.former(column, plan.database) for column in plan.mapping.columns]
-    rules = plan.question.rules
+    forms = [canonical.former(column, plan.database) for column in plan.compared.columns]
+    further = plan.further
+    rules = further.main if further else plan.question.rules
 
     def packed(values: guard.Values) -> bytes:
         line: list[Any] = []
@@ -426,16 +520,26 @@ def _stepper(plan: ComparisonPlan) -> Callable[[int, Event, int], FoldStep | Non
                 line.append(None if value is None else form(value))
         return folding.pack(line)
 
+    def packed_rows(event: Event, number: int) -> bytes:
+        rows = []
+        for row in event.further[number]:
+            values = row.values or ()
+            line = packed(values).decode()
+            rows.append(RowStep(str(row.document), row.order, UNSET in values, line))
+        return folded_rows.pack_rows(rows)
+
     def step_of(partition: int, event: Event, timestamp_ms: int) -> FoldStep | None:
         values = event.values
         line: bytes | None
-        if values is not None:
+        if values is not None and further:
+            shape, line = Shape.FULL, packed_rows(event, further.number)
+        elif values is not None:
             shape = Shape.PARTIAL if UNSET in values else Shape.FULL
             line = packed(values)
         elif rules.deletes == "row":
             shape, line = Shape.DELETE, None
         elif rules.deletes == "clear":
-            shape, line = Shape.CLEAR, packed(rules.cleared)
+            shape, line = Shape.CLEAR, None if further else packed(rules.cleared)
         else:
             return None
         return FoldStep(partition, event.offset, timestamp_ms, event.order, shape, line)
