@@ -11,17 +11,27 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from instep.document.decoding import DeadLetter, Event
+import msgspec
+
+from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import DocumentId, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.pipeline.apply import maintenance, rows
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition, Selection
+from instep.sinks.journal_entries import (
+    Action,
+    QuarantinedRecord,
+    RecordPosition,
+    Selection,
+    number_of,
+    position_of,
+)
 from instep.sinks.stored_values import chunks
-from instep.sinks.target import Position
+from instep.sinks.target import Position, Target
 
 CHUNK_LETTERS = 500
 DEAD = "dead"
+LEFT_OUT = "the transformation yields no event of it"
 
 # Returns the offsets of those events whose documents have had a later event. Needed only if the
 # pipeline has no order; see `log_replay.OvertakenInLog`.
@@ -29,7 +39,12 @@ FindOvertaken = Callable[[Position, Sequence[Event]], set[int]]
 
 
 def replay(
-    session: MaintenanceSession, selection: Selection, overtaken: FindOvertaken, *, execute: bool
+    session: MaintenanceSession,
+    selection: Selection,
+    overtaken: FindOvertaken,
+    *,
+    execute: bool,
+    reason: str | None = None,
 ) -> Iterator[Change]:
     """Replay dead letters; yield what becomes, or would become, of each, in log order.
 
@@ -37,12 +52,12 @@ def replay(
     """
     by_partition: dict[int, list[RecordPosition]] = {}
     for position in _positions(session, selection):
-        if position.topic == session.sink.target.topic:
+        if position.log == session.sink.target.topic:
             by_partition.setdefault(position.partition, []).append(position)
     for _, positions in sorted(by_partition.items()):
         for chunk in chunks(positions, CHUNK_LETTERS):
             yield from session.retry(
-                functools.partial(_replay, session, chunk, overtaken, execute=execute)
+                functools.partial(_replay, session, chunk, overtaken, execute=execute, why=reason)
             )
 
 
@@ -86,6 +101,7 @@ def _replay(
     overtaken: FindOvertaken,
     *,
     execute: bool,
+    why: str | None,
 ) -> list[Change]:
     """Replay dead letters of one partition in one transaction."""
     sink, at, partition = session.sink, maintenance.now(), positions[0].partition
@@ -98,8 +114,8 @@ def _replay(
         truncated = [
             letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE
         ]
-        events, dead = session.decoder.decode_all(
-            [letter.record for letter in letters.values() if letter not in truncated]
+        events, dead = session.decode_quarantined(
+            [letter for letter in letters.values() if letter not in truncated]
         )
         dead += [
             DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail)
@@ -113,23 +129,37 @@ def _replay(
         verdicts, parked = rows.write(sink, current, isolate_failures=True)
         after = sink.table.look_up(event.document for event in current)
         changes = [
-            Change(letters[event.offset].position, str(event.document), Verdict.STALE.value)
+            Change(
+                position_of(sink.target, partition, event.offset),
+                str(event.document),
+                Verdict.STALE.value,
+            )
             for event in events
             if event.offset in overtaken_offsets
         ]
-        changes += _changes(current, verdicts, parked, letters, before, after)
+        changes += _changes(sink.target, partition, current, verdicts, parked, before, after)
         if sink.target.history and changes:
-            verdict_at = {change.position.offset: Verdict(change.verdict) for change in changes}
+            verdict_at = {
+                number_of(sink.target, change.position): Verdict(change.verdict)
+                for change in changes
+            }
             final = [verdict_at[event.offset] for event in events]
             position = ledger[partition].next_offset if partition in ledger else None
             sink.journal.add_history(
                 partition, events, final, at, skip_existing=True, ledger_offset=position
             )
         if parked:
-            records = [(event, letters[event.event.offset].record) for event in parked]
+            records = [(event, _record_of(letters, sink.target, event)) for event in parked]
             sink.journal.add_parked(partition, records, at)
+        changes += _without_event(letters, sink.target, events, dead)
         sink.journal.remove_dead_letters([change.position for change in changes])
         for letter in dead:
+            if letter.record.offset not in letters:
+                # A result of a record on which the transformation failed as a whole before.
+                sink.journal.add_dead_letters(partition, [letter], at)
+                place = position_of(sink.target, partition, letter.record.offset)
+                changes.append(Change(place, None, DEAD, letter.reason.value, letter.detail))
+                continue
             stored = letters[letter.record.offset]
             sink.journal.update_dead_letter(stored.position, letter.reason, letter.detail)
             changes.append(
@@ -137,15 +167,42 @@ def _replay(
                     stored.position, document_of(stored), DEAD, letter.reason.value, letter.detail
                 )
             )
-        session.record(Action.REPLAYED, changes, at)
+        session.record(Action.REPLAYED, changes, at, why)
     return sorted(changes, key=lambda change: change.position)
 
 
+def _record_of(letters: Mapping[int, QuarantinedRecord], target: Target, parked: Parked) -> Record:
+    """Return the record of an event that is parked, numbered as the event."""
+    number = parked.event.offset
+    letter = letters.get(number) or letters[number // target.slots * target.slots]
+    return msgspec.structs.replace(letter.record, offset=number)
+
+
+def _without_event(
+    letters: Mapping[int, QuarantinedRecord],
+    target: Target,
+    events: Sequence[Event],
+    dead: Sequence[DeadLetter],
+) -> list[Change]:
+    """Return what becomes of dead letters that the transformation leaves out now."""
+    numbers = {event.offset for event in events} | {letter.record.offset for letter in dead}
+    records = {number // target.slots for number in numbers}
+    return [
+        Change(letter.position, document_of(letter), Verdict.IGNORED.value, detail=LEFT_OUT)
+        for number, letter in letters.items()
+        if number not in numbers
+        and not (
+            letter.reason == Reason.TRANSFORMATION_FAILED and number // target.slots in records
+        )
+    ]
+
+
 def _changes(
+    target: Target,
+    partition: int,
     events: Sequence[Event],
     verdicts: Sequence[Verdict],
     parked: Sequence[Parked],
-    letters: Mapping[int, QuarantinedRecord],
     before: dict[DocumentId, Any],
     after: dict[DocumentId, Any],
 ) -> Iterator[Change]:
@@ -164,7 +221,7 @@ def _changes(
         if last_applied.get(event.document) == event.offset:
             row_change = maintenance.row_change(event.document, before, after)
         yield Change(
-            letters[event.offset].position,
+            position_of(target, partition, event.offset),
             str(event.document),
             verdict.value,
             refusal.reason.value if refusal else None,

@@ -423,7 +423,7 @@ class _Loader:
 
     def _batches(self, next_row: int, mark: source_query.RowMark | None) -> Iterator[RowBatch]:
         """Yield the rows from this one on in batches, which a thread reads and decodes ahead."""
-        mapping = self._target.mapping
+        mapping = self._target.mapping.without_further
         decoder = RowDecoder(mapping, self._opened().record_bytes_max)
         rows = row_source.sorted_rows(self._source, mapping, next_row=next_row, after=mark)
         return _read_ahead(functools.partial(self._decoded, rows, decoder))

@@ -27,20 +27,22 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from instep import errors
 from instep.document import guard
-from instep.document.decoding import Event, record_of
+from instep.document.decoding import Event, Record, record_of
 from instep.document.guard import DocumentId, Stored, Values, Verdict
 from instep.document.reasons import Reason
-from instep.kafka import offsets, places, reading
+from instep.kafka import places
 from instep.kafka.connection import Cluster
+from instep.kafka.logs import Log, TopicLog
 from instep.pipeline import continuity
 from instep.pipeline.apply import isolate, maintenance, rewrite
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins
+from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins, position_of
 from instep.sinks.stored_values import chunks
 from instep.sinks.target import Position
 
@@ -70,12 +72,18 @@ def resolve_range(
     first: places.Place | None = None,
     last: places.Place | None = None,
     partitions: Collection[int] = (),
+    log: Log | None = None,
 ) -> ReplayRange:
-    """Return the part of the log between two places. It never goes beyond the ledger."""
+    """Return the part of the log between two places. It never goes beyond the ledger.
+
+    `log` has the records; by default, the topic itself.
+    """
     with session.read() as sink:
         ledger = sink.ledger.positions()
-    topic = continuity.describe(cluster, session.name, session.sink.target.topic, ledger)
-    continuity.refuse_replaced(session.name, topic, ledger)
+    topic = continuity.describe(
+        cluster, continuity.pipeline(session.name), session.sink.target.topic, ledger
+    )
+    continuity.refuse_replaced(continuity.pipeline(session.name), topic, ledger)
     unknown = sorted(set(partitions) - set(topic.partitions))
     if unknown:
         raise errors.SettingsError(
@@ -83,9 +91,10 @@ def resolve_range(
             f"it has {', '.join(map(str, topic.partitions))}",
         )
     selected = sorted(set(partitions or topic.partitions) & set(ledger))
-    begin = places.resolve(cluster, topic.name, selected, first or places.FromStart())
-    end = places.resolve(cluster, topic.name, selected, last or places.FromEnd())
-    log_start = offsets.earliest(cluster, topic.name, selected)
+    log = log or TopicLog(cluster, topic.name)
+    begin = places.resolve_in(log, selected, first or places.FromStart())
+    end = places.resolve_in(log, selected, last or places.FromEnd())
+    log_start = log.starts(selected)
     ranges = {}
     for partition in selected:
         upper = min(end[partition], ledger[partition].next_offset)
@@ -114,17 +123,20 @@ def replay(
     *,
     execute: bool,
     progress: Callable[[], None] = _no_progress,
+    log: Log | None = None,
 ) -> Iterator[Change]:
-    """Replay a range; yield the documents whose rows change, or would, or are refused."""
+    """Replay a range; yield the documents whose rows change, or would, or are refused.
+
+    `log` has the records; by default, the topic itself.
+    """
+    log = log or TopicLog(cluster, session.sink.target.topic)
     excluded = _excluded(session)
     if not session.sink.target.rules.ordered:
-        yield from _replay_unordered(session, cluster, selected, excluded, execute, progress)
+        yield from _replay_unordered(session, log, selected, excluded, execute, progress)
         return
     highest_orders: dict[DocumentId, int] = {}  # by document, of the events read so far
     for partition, bounds in selected.ranges.items():
-        events = _events(
-            session, cluster, {partition: bounds}, selected.documents, excluded, progress
-        )
+        events = _events(session, log, {partition: bounds}, selected.documents, excluded, progress)
         while chunk := list(itertools.islice(events, CHUNK_EVENTS)):
             yield from session.retry(
                 functools.partial(
@@ -139,7 +151,11 @@ class OvertakenInLog:
     Without order values only the log can tell, so it is read from the first event to the ledger.
     """
 
-    def __init__(self, session: MaintenanceSession, open_cluster: Callable[[], Cluster]) -> None:
+    def __init__(
+        self,
+        session: MaintenanceSession,
+        open_cluster: Callable[[], AbstractContextManager[Cluster]],
+    ) -> None:
         self._session, self._open_cluster = session, open_cluster
 
     def __call__(self, position: Position, events: Sequence[Event]) -> set[int]:
@@ -148,12 +164,13 @@ class OvertakenInLog:
         if session.sink.target.rules.ordered:
             return set()
         documents = frozenset(event.document for event in events)
-        start = min(event.offset for event in events) + 1
+        start = min(event.offset for event in events) // session.sink.target.slots
         ranges = {position.partition: (start, position.next_offset)}
         with self._open_cluster() as cluster:
+            log = TopicLog(cluster, session.sink.target.topic)
             newest = {
                 later.document: later.offset
-                for later in _events(session, cluster, ranges, documents, _excluded(session))
+                for later in _events(session, log, ranges, documents, _excluded(session))
             }
         return {event.offset for event in events if newest.get(event.document, -1) > event.offset}
 
@@ -166,7 +183,7 @@ def _excluded(session: MaintenanceSession) -> set[RecordPosition]:
 
 def _events(
     session: MaintenanceSession,
-    cluster: Cluster,
+    log: Log,
     ranges: Mapping[int, tuple[int, int]],
     documents: frozenset[DocumentId],
     excluded: set[RecordPosition],
@@ -176,19 +193,30 @@ def _events(
 
     Dead letters and refused events are left out.
     """
-    topic = session.sink.target.topic
+    target = session.sink.target
     keys = set()
-    if session.sink.target.mapping.is_keyed:
+    if target.mapping.is_keyed:
         keys = {str(document).encode() for document in documents}
-    for record in reading.read(cluster, topic, ranges):
-        progress()
-        if keys and record.key not in keys:
-            continue
-        if RecordPosition(topic, record.partition, record.offset) in excluded:
-            continue
-        events, _ = session.decoder.decode_all([record_of(record)])
+    with session.read() as sink:
+        failed = sink.journal.failed_transformations()
+    [partition] = ranges
+
+    def wanted() -> Iterator[Record]:
+        for record in log.records(ranges):
+            progress()
+            place = RecordPosition(target.topic, record.partition, record.offset)
+            if place not in failed and not (keys and record.key not in keys):
+                yield record_of(record)
+
+    records = wanted()
+    while chunk := list(itertools.islice(records, CHUNK_EVENTS)):
+        events, _ = session.decode(chunk)
         for event in events:
-            if event.refusal is None and (not documents or event.document in documents):
+            if (
+                event.refusal is None
+                and (not documents or event.document in documents)
+                and position_of(target, partition, event.offset) not in excluded
+            ):
                 yield event
 
 
@@ -208,7 +236,8 @@ def _replay_ordered(
     with session.transaction(execute=execute) as ledger:
         documents = {event.document for event in events}
         parked = sink.journal.parked_among(documents)
-        next_offset = ledger[partition].next_offset if partition in ledger else 0
+        slots = sink.target.slots
+        next_offset = ledger[partition].next_offset * slots if partition in ledger else 0
         stored = sink.stored(documents)
         row_origins = sink.journal.row_origins(documents) if sink.target.history else None
         due: list[Event] = []
@@ -237,7 +266,7 @@ def _replay_ordered(
             session,
             due,
             stored,
-            lambda event: RecordPosition(sink.target.topic, partition, event.offset),
+            lambda event: position_of(sink.target, partition, event.offset),
             execute,
         )
         session.record(Action.REPLAYED, changes, at)
@@ -263,7 +292,7 @@ def _wrote_the_row(
         name, order = event.document, event.order
         writer = row_origins.last(name) if order is None else row_origins.by_order(name, order)
         if writer is not None:
-            return writer == RecordPosition(session.sink.target.topic, partition, event.offset)
+            return writer == position_of(session.sink.target, partition, event.offset)
     if event.values is None:
         return False
     if session.sink.target.rules.order_is_time:
@@ -275,12 +304,16 @@ def _wrote_the_row(
 
 
 class _Fold:
-    """The state of a document after all its events, and the position of the last of them."""
+    """The state of a document after all its events, and the position of the last of them.
 
-    __slots__ = ("deleted", "offset", "partition", "values")
+    `further` has, for each further table, the rows of the events since the last delete.
+    """
+
+    __slots__ = ("deleted", "further", "offset", "partition", "values")
 
     def __init__(self) -> None:
         self.deleted = False
+        self.further: list[tuple[Event, ...]] = []
         self.values: Values | None = None
         self.partition = self.offset = 0
 
@@ -290,21 +323,24 @@ class _Fold:
         self.partition, self.offset = partition, event.offset
         if event.values is not None:
             self.values = guard.merged(self.values, event.values)
+            before = self.further or [()] * len(event.further)
+            self.further = [old + new for old, new in zip(before, event.further, strict=True)]
         elif rules.deletes == "clear":
             self.values = guard.merged(self.values, rules.cleared)
         else:
-            self.deleted, self.values = True, None
+            self.deleted, self.values, self.further = True, None, []
 
     def events(self, document: DocumentId) -> Iterator[Event]:
         if self.deleted:
             yield Event(self.offset, document, None, None, None, None)
         if self.values is not None:
-            yield Event(self.offset, document, None, None, None, self.values)
+            further = tuple(self.further)
+            yield Event(self.offset, document, None, None, None, self.values, further=further)
 
 
 def _replay_unordered(
     session: MaintenanceSession,
-    cluster: Cluster,
+    log: Log,
     selected: ReplayRange,
     excluded: set[RecordPosition],
     execute: bool,
@@ -319,7 +355,7 @@ def _replay_unordered(
             if partition not in read_to or end <= read_to[partition]:
                 continue
             unread = {partition: (read_to[partition], end)}
-            for event in _events(session, cluster, unread, selected.documents, excluded, progress):
+            for event in _events(session, log, unread, selected.documents, excluded, progress):
                 folds.setdefault(event.document, _Fold()).add(partition, event, rules)
             read_to[partition] = end
 
@@ -334,11 +370,11 @@ def _replay_unordered(
                 if document not in parked:
                     due += folds[document].events(document)
 
-            def position_of(event: Event) -> RecordPosition:
+            def place_of(event: Event) -> RecordPosition:
                 fold = folds[event.document]
-                return RecordPosition(sink.target.topic, fold.partition, event.offset)
+                return position_of(sink.target, fold.partition, event.offset)
 
-            changes = _write(session, due, sink.stored(documents), position_of, execute)
+            changes = _write(session, due, sink.stored(documents), place_of, execute)
             session.record(Action.REPLAYED, changes, at)
         return changes
 
@@ -354,7 +390,7 @@ def _write(
     session: MaintenanceSession,
     events: Sequence[Event],
     stored: Mapping[DocumentId, Stored],
-    position_of: Callable[[Event], RecordPosition],
+    place_of: Callable[[Event], RecordPosition],
     execute: bool,
 ) -> list[Change]:
     """Write the rows that change, and report the documents whose rows the table refuses."""
@@ -366,12 +402,12 @@ def _write(
     def attempt(documents: Sequence[DocumentId]) -> None:
         due = [event for document in documents for event in by_document[document]]
         for row in rewrite.write_changed(session.sink, due, stored, execute=execute):
-            position, document = position_of(row.event), str(row.event.document)
+            position, document = place_of(row.event), str(row.event.document)
             verdict = Verdict.APPLIED.value
             changes.append(Change(position, document, verdict, before=row.before, after=row.after))
 
     def refused(document: DocumentId, error: errors.InstepError) -> None:
-        position = position_of(by_document[document][-1])
+        position = place_of(by_document[document][-1])
         reason = Reason.REFUSED_BY_TARGET.value
         changes.append(Change(position, str(document), REFUSED, reason, error.what))
 

@@ -95,10 +95,10 @@ def prepare(
             f"pipeline {name!r} has no ledger yet: it will begin at the `start` of its settings",
             f"set start, then: instep run {shlex.quote(name)}",
         )
-    topic = continuity.describe(cluster, name, pipeline.topic, ledger)
+    topic = continuity.describe(cluster, continuity.pipeline(name), pipeline.topic, ledger)
     new_topic = any(continuity.is_other(topic, position) for position in ledger.values())
     if not accept_new_topic:
-        continuity.refuse_replaced(name, topic, ledger)
+        continuity.refuse_replaced(continuity.pipeline(name), topic, ledger)
     elif partitions:
         raise errors.SettingsError(
             "--accept-new-topic moves every partition", "leave out --partition"

@@ -6,18 +6,23 @@ permission to read. Without a broker it shows what the database knows.
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 
 import msgspec
 
 from instep import errors, settings
+from instep.document import due
+from instep.document.due import OverdueSummary
 from instep.kafka import backlog, topics
 from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster
+from instep.pipeline import retry_policy
 from instep.sinks import ledger_reader, runs, target
 from instep.sinks.ledger_reader import LedgerView
 from instep.sinks.target import Position
 
+RATES = ("applied_per_s", "freshness_p50_s", "freshness_p99_s")
 NO_BROKER = "the local Kafka is not running, so the lag is unknown\nstart it: instep up"
 
 
@@ -35,6 +40,9 @@ class RunStatus(msgspec.Struct, frozen=True, rename={"description": "words"}):
     heartbeat_age_s: float | None = None
     code: str | None = None  # the code of the error that ended it
     detail: str | None = None  # what it waits for, or why it ended
+    applied_per_s: float | None = None  # over the last seconds; None unless it runs
+    freshness_p50_s: float | None = None  # None: no events in the last seconds
+    freshness_p99_s: float | None = None
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
@@ -76,6 +84,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     parked_documents: int | None = None
     committed_at: datetime | None = None
     partitions: list[PartitionStatus] = []
+    given_up: int | None = None  # parked documents that redrive gave up; None: no redrive
+    overdue: OverdueSummary | None = None  # as the latest run found it; None: not known
     notes: list[str] = []
     error: str | None = None
 
@@ -86,7 +96,8 @@ def read(cluster: Cluster | None, name: str, pipeline: settings.Pipeline) -> Pip
     status = PipelineStatus(name, pipeline.topic, shown, pipeline.guarantee)
     try:
         view = ledger_reader.read(name, pipeline)
-        status = _with_database(status, view)
+        status = _with_overdue(_with_database(status, view), pipeline, view)
+        status = _with_given_up(status, pipeline)
         if cluster is None:
             return msgspec.structs.replace(status, error=NO_BROKER)
         return _with_log(status, cluster, pipeline, view)
@@ -112,6 +123,9 @@ def run_status(run: runs.Run | None, now: datetime) -> RunStatus:
         description = f"waiting since {_clock(since)} {where}: {detail}"
     else:
         description = f"{state} since {_clock(run.started_at)} {where}"
+    rates = {}
+    if state == "running":
+        rates = {name: getattr(run, name) for name in RATES}
     return RunStatus(
         state,
         description,
@@ -124,6 +138,7 @@ def run_status(run: runs.Run | None, now: datetime) -> RunStatus:
         age_s,
         run.code,
         detail,
+        **rates,
     )
 
 
@@ -144,6 +159,31 @@ def _with_database(status: PipelineStatus, view: LedgerView) -> PipelineStatus:
             _partition(partition, row, None, None) for partition, row in sorted(view.ledger.items())
         ],
     )
+
+
+def _with_overdue(
+    status: PipelineStatus, pipeline: settings.Pipeline, view: LedgerView
+) -> PipelineStatus:
+    """Add what the latest run found overdue."""
+    if not pipeline.due or view.run is None or view.run.overdue is None:
+        return status
+    summary = msgspec.json.decode(view.run.overdue, type=OverdueSummary)
+    notes = list(status.notes)
+    if sentence := due.describe(summary, pipeline.due):
+        seen = "" if status.run and status.run.state == "running" else f" at {_clock(summary.at)}"
+        notes.append(f"{sentence}{seen}; list them: instep overdue {shlex.quote(status.pipeline)}")
+    return msgspec.structs.replace(status, overdue=summary, notes=notes)
+
+
+def _with_given_up(status: PipelineStatus, pipeline: settings.Pipeline) -> PipelineStatus:
+    """Add the parked documents that redrive does not try any more."""
+    if pipeline.redrive is None:
+        return status
+    count = ledger_reader.given_up(status.pipeline, pipeline)
+    notes = list(status.notes)
+    if count:
+        notes.append(retry_policy.given_up(count, pipeline.redrive.attempts, status.pipeline))
+    return msgspec.structs.replace(status, given_up=count, notes=notes)
 
 
 def _with_log(
@@ -179,7 +219,7 @@ def _with_log(
             for transaction in transactions
         ],
         partitions=partitions,
-        notes=backlog.describe_held_back(held_back, transactions),
+        notes=backlog.describe_held_back(held_back, transactions) + status.notes,
     )
 
 

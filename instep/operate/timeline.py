@@ -1,4 +1,4 @@
-"""`instep show`: the events of one document, the decisions about it, and its row.
+"""`instep show`: the events of one document, the decisions about it, and its rows.
 
 The events come from the history. If the pipeline has none, the topic is read instead, and the
 guard works out the verdicts again. The table's own constraints and earlier decisions are then
@@ -8,6 +8,7 @@ visible only for events that are still in quarantine or were skipped or dropped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Literal
@@ -27,10 +28,14 @@ from instep.sinks.journal_entries import (
     QuarantinedRecord,
     RecordPosition,
     Selection,
+    position_of,
 )
 from instep.sinks.target import Position
 
+CHUNK_RECORDS = 1_000
 NOT_APPLIED_YET = "not applied yet"
+
+OpenCluster = Callable[[], contextlib.AbstractContextManager[Cluster]]
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
@@ -54,7 +59,10 @@ class TimelineEntry(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The events of a document, the decisions about it, and its row."""
+    """The events of a document, the decisions about it, and its rows.
+
+    `further` has the rows of each further table, by its name.
+    """
 
     pipeline: str
     document: str
@@ -63,12 +71,14 @@ class Timeline(msgspec.Struct, frozen=True):
     decisions: list[DecisionRecord]
     row: dict[str, Any] | None
     waiting: int
+    further: dict[str, list[dict[str, Any]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.decisions or self.row is not None)
+        has_rows = self.row is not None or any(self.further.values())
+        return bool(self.events or self.decisions or has_rows)
 
 
-def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster]) -> Timeline:
+def read(session: MaintenanceSession, text: str, cluster: OpenCluster) -> Timeline:
     """Return the timeline of the document with the id `text`."""
     document = session.decoder.document(text)
     with session.read() as sink:
@@ -76,6 +86,7 @@ def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster])
         letters = sink.journal.dead_letters(Selection(document=text))
         decisions = sink.journal.decisions(document=str(document))
         row = sink.table.look_up([document]).get(document)
+        further = {str(one.target.table): one.look_up(document) for one in sink.further}
         if sink.target.history:
             events = _from_history(session, str(document), waiting)
         else:
@@ -84,7 +95,7 @@ def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster])
                 events = _from_topic(session, document, opened, sink.ledger.positions(), waiting_at)
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
     events += map(_dead, letters)
-    return Timeline(session.name, text, source, events, decisions, row, len(waiting))
+    return Timeline(session.name, text, source, events, decisions, row, len(waiting), further)
 
 
 def _from_history(
@@ -131,7 +142,7 @@ def _from_topic(
     waiting: dict[RecordPosition, QuarantinedRecord],
 ) -> list[TimelineEntry]:
     """Return every event of the document that the log holds, with the verdict of the guard."""
-    name, rules = session.sink.target.topic, session.sink.target.rules
+    rules = session.sink.target.rules
     removed = {
         decision.position: decision.action
         for decision in session.sink.journal.decisions()
@@ -140,10 +151,10 @@ def _from_topic(
     order: int | None = None  # the order value that the events so far leave in the table
     entries: list[TimelineEntry] = []
     for partition, event in _events_of(session, document, cluster):
-        place = RecordPosition(name, partition, event.offset)
+        place = position_of(session.sink.target, partition, event.offset)
         position = ledger.get(partition)
         verdict, reason, detail = NOT_APPLIED_YET, None, None
-        if position is not None and event.offset < position.next_offset:
+        if position is not None and place.offset < position.next_offset:
             if place in waiting:
                 verdict = Verdict.PARKED.value
                 reason, detail = waiting[place].reason, waiting[place].detail
@@ -176,9 +187,13 @@ def _events_of(
     key = str(document).encode()
     for partition in topic.partitions:
         bounds = {partition: (first[partition], end[partition])}
-        for record in reading.read(cluster, topic.name, bounds):
-            if is_keyed and record.key != key:
-                continue
-            events, _ = session.decoder.decode_all([record_of(record)])
-            if events and events[0].document == document:
-                yield partition, events[0]
+        records = (
+            record_of(record)
+            for record in reading.read(cluster, topic.name, bounds)
+            if not is_keyed or record.key == key
+        )
+        while chunk := list(itertools.islice(records, CHUNK_RECORDS)):
+            events, _ = session.decode(chunk)
+            for event in events:
+                if event.document == document:
+                    yield partition, event

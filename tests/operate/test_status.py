@@ -14,7 +14,7 @@ import pytest
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
 from instep.operate import status
-from instep.pipeline import counts, reporter
+from instep.pipeline import counts, progress_text, reporter
 from instep.pipeline.engine import Report
 from instep.pipeline.monitors import HELD_AFTER_S, HeldBack
 from instep.pipeline.progress import Progress
@@ -164,7 +164,7 @@ def test_a_short_transaction_does_not_count_as_held_back() -> None:
 def test_lag_is_known_before_the_query_reports() -> None:
     nothing = dict.fromkeys(counts.NAMES, 0)
     done = Progress()
-    assert reporter.lag(done) == "not known yet"
+    assert progress_text.lag(done) == "not known yet"
     done.begin({0: 5, 1: 0}, {0: 9, 1: 3})
     assert done.lag == 7
     done.add(Report({**nothing, "records": 4, "applied": 4}, {0: 9}, {0: 9}))
@@ -172,11 +172,11 @@ def test_lag_is_known_before_the_query_reports() -> None:
     done.see_ends({0: 11, 1: 3})
     assert done.lag == 5
     done.held_back = 2
-    assert reporter.lag(done) == "5 (2 behind an open transaction)"
+    assert progress_text.lag(done) == "5 (2 behind an open transaction)"
     done.settle({"records": 6, "applied": 3, "dead": 1})
     assert (done.totals["records"], done.totals["applied"], done.totals["dead"]) == (6, 4, 1)
     starting = SimpleNamespace(name="contracts", state=RunnerState.STARTING, progress=done)
-    assert reporter.line(starting) == "contracts: starting, lag 5 (2 behind an open transaction)"  # type: ignore[arg-type]
+    assert reporter.line(starting) == "contracts: starting, lag 5 (2 behind an open transaction)"
 
 
 def test_a_report_may_arrive_while_another_thread_computes_the_rate() -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from instep.document.reasons import Reason
 from instep.kafka.connection import Cluster
-from instep.pipeline import retries
+from instep.pipeline import retry_policy
 from instep.pipeline.apply import maintenance
 from instep.pipeline.apply import release as releasing
+from instep.pipeline.progress import Progress
 from instep.pipeline.retries import Retries, Schedule
 from instep.pipeline.runner import Runner
 from instep.sinks.journal_entries import RecordPosition, Selection
@@ -22,17 +23,11 @@ from tests.support.pipelines import drained, following
 from tests.support.quarantine import session
 from tests.support.runs import event as published
 from tests.support.runs import send
+from tests.support.tables import BATCHES
 from tests.support.transactions import KNOWN_DOCUMENTS, Open, apply, begun, event, parked, table
 from tests.support.waiting import wait_until
 
 COLUMNS = {"print_status": "status", "print_version": "version", "batch": "batch"}
-BATCHES = [
-    "CREATE TABLE batch (id VARCHAR(20) NOT NULL PRIMARY KEY)",
-    "INSERT INTO batch VALUES ('known')",
-    "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
-    " print_status VARCHAR(20), print_version BIGINT,"
-    " batch VARCHAR(20), FOREIGN KEY (batch) REFERENCES batch (id))",
-]
 
 
 def now(later_s: float = 0) -> datetime:
@@ -42,7 +37,9 @@ def now(later_s: float = 0) -> datetime:
 @contextmanager
 def retrying(url: str, **changes: Any) -> Iterator[Retries]:
     """Open the retries of a pipeline without their thread: the test controls the clock."""
-    opened = Retries("contracts", declare(url, **changes), lambda: 1)
+    pipeline = declare(url, **changes)
+    policy = retry_policy.of_pipeline(pipeline)[-1]
+    opened = Retries("contracts", pipeline, policy, lambda: 1, Progress())
     yield opened
     opened._close()
 
@@ -71,7 +68,7 @@ def decided(url: str) -> list[Any]:
 
 def test_a_schedule_doubles_its_delays_up_to_a_minute() -> None:
     start, place = datetime(2026, 11, 1, tzinfo=UTC), RecordPosition("t", 0, 7)
-    schedule = Schedule()
+    schedule = Schedule(1, 60)
     schedule.add("a", place, start)
     tries, at = [], start
     while at < start + timedelta(seconds=250):
@@ -85,7 +82,7 @@ def test_a_schedule_doubles_its_delays_up_to_a_minute() -> None:
 
 def test_a_schedule_starts_with_what_is_longest_overdue() -> None:
     start = datetime(2026, 11, 1, tzinfo=UTC)
-    schedule = Schedule()
+    schedule = Schedule(1, 60)
     for number, name in enumerate("cab"):
         schedule.add(name, RecordPosition("t", 0, number), start + timedelta(seconds=number))
     assert list(schedule.due(start + timedelta(seconds=1), 10)) == ["c", "a"]
@@ -180,19 +177,18 @@ def test_retries_end_after_retry_parked_s(
         [head, _] = at.sink.journal.parked_heads(Selection())
     pipeline = declare(url, missing="park", retry_parked_s=60)
     until = head.since + timedelta(seconds=60)
-    assert retries.retried_until(pipeline, head.reason, head.since, now()) == until
-    assert retries.retried_until(pipeline, head.reason, head.since, until) is None
-    assert retries.retried_until(pipeline, Reason.TEXT_TOO_LONG, head.since, now()) is None
+    late = retry_policy.outlook(pipeline, head.reason, head.parked, now())
+    assert late.retried_until == until
+    nothing = retry_policy.RetryOutlook()
+    over = until + timedelta(seconds=1)
+    assert retry_policy.outlook(pipeline, head.reason, head.parked, over) == nothing
+    assert retry_policy.outlook(pipeline, Reason.TEXT_TOO_LONG, head.parked, now()) == nothing
 
 
-def test_zero_turns_retries_off(new_database: Callable[[str], str]) -> None:
-    for seconds, is_started in ((0, False), (1, True)):
-        trying = Retries(
-            "contracts", declare(new_database("sqlite"), retry_parked_s=seconds), lambda: 0
-        )
-        trying.start()
-        assert trying._thread.is_alive() is is_started
-        trying.end(once_more=False)
+def test_zero_turns_retries_off() -> None:
+    for seconds, policies in ((0, 0), (1, 1)):
+        pipeline = declare("sqlite:///contracts.db", retry_parked_s=seconds)
+        assert len(retry_policy.of_pipeline(pipeline)) == policies
 
 
 def test_a_document_parked_for_another_reason_is_left_to_an_operator(
