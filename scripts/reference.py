@@ -19,6 +19,7 @@ from instep.bridge.progress import PollCounts
 from instep.cli import build_app
 from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.emit.metrics import families
+from instep.kpis.metrics import KpiMetrics
 from instep.pipeline.metrics import Pipelines
 from instep.vet import judgement, rules
 from scripts import error_codes, python_api
@@ -136,10 +137,13 @@ def _metrics() -> str:
     bridges = (
         "## Bridges\n\n`instep poll --metrics PORT` serves these. Each has the label `bridge`."
     )
+    kpis = "## KPIs\n\n`instep run --metrics PORT` serves these too. Each has the label `kpi`."
     head = ("metric", "type", "meaning")
     return _page(
         intro,
         _table(head, map(_metric, Pipelines([]).collect())),
+        kpis,
+        _table(head, map(_metric, KpiMetrics([]).collect())),
         publishers,
         _table(head, map(_metric, families([]))),
         bridges,

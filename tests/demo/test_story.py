@@ -28,7 +28,7 @@ from tests.support.databases import run_sql
 def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(
     tmp_path: Path,
 ) -> None:
-    documents = 2_000
+    documents = 600
     command = [sys.executable, "-m", "instep", "demo", "--json", "--documents", str(documents)]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=840, check=False

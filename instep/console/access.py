@@ -1,0 +1,238 @@
+"""Who may use the console: a token for this machine, a file of users, or a trusted proxy.
+
+Every request is checked before a page sees it: the Host header (against DNS rebinding), the origin
+of writes (against forged forms), and the person. Every response carries the same strict policy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import argon2
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from instep import errors
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+NOTHING = "'none'"
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    # not no-referrer: browsers would then send the origin of a form as null
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+READING = ("GET", "HEAD")
+SESSION_S = 12 * 3600.0
+SESSIONS_MAX = 1_000
+FAILURE_PAUSE_S = 0.5
+PASSWORD_CHARACTERS_MIN = 8
+USER_CHARACTERS_MAX = 100  # the length of instep_decisions.actor
+
+Role = Literal["viewer", "operator"]
+
+
+class Person(msgspec.Struct, frozen=True):
+    """Who sent a request."""
+
+    name: str
+    role: Role = "operator"
+
+
+class DeclaredUser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One user of the users file. Behind a proxy, users have no password."""
+
+    role: Role = "viewer"
+    password: str | None = None
+
+
+class TrustedProxy(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}
+):
+    """A proxy that has checked who the user is, and says so in a header."""
+
+    header: str
+    from_: list[str]
+
+
+class UsersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of `--auth`."""
+
+    users: dict[str, DeclaredUser] = {}
+    proxy: TrustedProxy | None = None
+    hosts: list[str] = []
+
+
+def load_users(path: Path) -> UsersFile:
+    """Read a users file."""
+    hint = "see the guide: Use the console; make an entry with: instep console user NAME"
+    try:
+        file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), UsersFile)
+        _check_users(file)
+    except OSError as error:
+        raise errors.SettingsError(f"{path} cannot be read: {error.strerror}", hint) from error
+    except argon2.exceptions.InvalidHash as error:
+        raise errors.SettingsError(f"{path}: a password is not an argon2 hash", hint) from error
+    except (ValueError, msgspec.ValidationError) as error:
+        raise errors.SettingsError(f"{path} is not a users file: {error}", hint) from error
+    if not file.users:
+        raise errors.SettingsError(f"{path} declares no users", hint)
+    return file
+
+
+def _check_users(file: UsersFile) -> None:
+    """Raise ValueError, or InvalidHash, for a wrong address, name or password."""
+    for address in file.proxy.from_ if file.proxy else ():
+        ipaddress.ip_network(address)
+    for name, user in file.users.items():
+        if user.password is not None:
+            argon2.extract_parameters(user.password)
+        if not 0 < len(name) <= USER_CHARACTERS_MAX:
+            raise ValueError(f"user {name!r} needs 1 to {USER_CHARACTERS_MAX} characters")
+
+
+def user_entry(name: str, role: Role, password: str) -> str:
+    """Return the lines of a users file that declare a user with a password."""
+    quoted = msgspec.json.encode(name).decode()
+    digest = argon2.PasswordHasher().hash(password)
+    return f'[users.{quoted}]\nrole = "{role}"\npassword = "{digest}"\n'
+
+
+class Sessions:
+    """The signed-in persons, by the value of their cookie."""
+
+    def __init__(self, cookie: str) -> None:
+        self.cookie = cookie
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[float, Person]] = {}
+
+    def open(self, person: Person) -> str:
+        """Open a session; return the value of its cookie."""
+        value = secrets.token_urlsafe(32)
+        now = time.monotonic()
+        with self._lock:
+            self._open = {
+                key: kept for key, kept in self._open.items() if now - kept[0] < SESSION_S
+            }
+            while len(self._open) >= SESSIONS_MAX:
+                self._open.pop(next(iter(self._open)))
+            self._open[value] = (now, person)
+        return value
+
+    def find(self, value: str | None) -> Person | None:
+        """Return the person of a cookie."""
+        with self._lock:
+            at, person = self._open.get(value or "", (float("-inf"), None))
+        return person if time.monotonic() - at < SESSION_S else None
+
+    def close(self, value: str | None) -> None:
+        """Close a session."""
+        with self._lock:
+            self._open.pop(value or "", None)
+
+
+class Doorkeeper:
+    """Decides who a request is from."""
+
+    def __init__(self, sessions: Sessions, *, token_user: str, users: UsersFile | None) -> None:
+        """Without a users file, whoever has the token is `token_user`."""
+        self.sessions, self.users = sessions, users
+        self.token = secrets.token_urlsafe(32)
+        self._token_user = token_user
+        self._hasher = argon2.PasswordHasher()
+        # checked for unknown names too, so that the time does not tell which names exist
+        self._no_password = self._hasher.hash(secrets.token_hex(16)) if users else ""
+
+    @property
+    def signs_in(self) -> bool:
+        """Return whether people sign in with a password."""
+        return self.users is not None and self.users.proxy is None
+
+    def by_token(self, token: str) -> str | None:
+        """Return the cookie of a new session if the token is right."""
+        if self.users is not None or not hmac.compare_digest(token.encode(), self.token.encode()):
+            return None
+        return self.sessions.open(Person(self._token_user))
+
+    def by_password(self, name: str, password: str) -> str | None:
+        """Return the cookie of a new session if name and password are right."""
+        declared = self.users.users.get(name) if self.users else None
+        digest = declared.password if declared else None
+        try:
+            self._hasher.verify(digest or self._no_password, password)
+        except argon2.exceptions.VerificationError:
+            time.sleep(FAILURE_PAUSE_S)
+            return None
+        if declared is None or digest is None:
+            return None
+        return self.sessions.open(Person(name, declared.role))
+
+    def person(self, request: Request) -> Person | None:
+        """Return who sent a request; None if that is not known."""
+        if self.users is not None and self.users.proxy is not None:
+            return self._by_proxy(request, self.users.proxy)
+        return self.sessions.find(request.cookies.get(self.sessions.cookie))
+
+    def _by_proxy(self, request: Request, proxy: TrustedProxy) -> Person | None:
+        assert self.users is not None
+        name = request.headers.get(proxy.header)
+        if request.client is None or not name:
+            return None
+        address = ipaddress.ip_address(request.client.host)
+        if not any(address in ipaddress.ip_network(network) for network in proxy.from_):
+            return None
+        declared = self.users.users.get(name)
+        return Person(name, declared.role) if declared else None
+
+
+def refusal(headers: Headers, method: str, hosts: frozenset[str]) -> str | None:
+    """Return why a request is refused whoever sent it, or None."""
+    host = headers.get("host", "")
+    if urlsplit(f"//{host}").hostname not in hosts:
+        return "The address that this request names is not one of the console's own."
+    if method in READING:
+        return None
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is None and origin is None:
+        return "This request does not say which page it comes from."
+    if site not in (None, "same-origin") or (
+        origin is not None and urlsplit(origin).netloc != host
+    ):
+        return "This request comes from a page of another site."
+    return None
+
+
+class PolicyMiddleware:
+    """Adds the headers of the policy to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_policy if scope["type"] == "http" else send)

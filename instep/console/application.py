@@ -1,0 +1,278 @@
+"""The web application: routes, time limits, and errors as pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, urlencode
+
+import anyio
+import anyio.to_thread
+from anyio import CapacityLimiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from instep import errors
+from instep.console import access, live, rendering
+from instep.console.access import Doorkeeper, Person, PolicyMiddleware
+from instep.console.pages import ALL, STREAMS
+from instep.console.requests import ConsolePage, PageRequest
+from instep.console.workspace import Workspace
+
+FORM_BYTES_MAX = 4 << 20
+READ_PATIENCE_S = 20.0
+THREADS_MAX = 32
+FOREVER = "public, max-age=31536000, immutable"
+REPORT = "look at the console's output; if it happens again, report it with that output"
+
+log = logging.getLogger("instep.console")
+
+
+def build(workspace: Workspace, door: Doorkeeper, hosts: Sequence[str]) -> Starlette:
+    """Return the application for requests to these host names."""
+    site = _Site(workspace, door, frozenset(hosts))
+    pages = [page for page in ALL if not (page.writes and workspace.options.read_only)]
+    workspace.signs_in = door.signs_in
+    workspace.paths = frozenset(page.path for page in pages)
+    routes = [
+        Mount("/static", _Assets(directory=rendering.STATIC)),
+        Route("/start", site.start, methods=["GET"]),
+        Route("/sign-in", site.sign_in, methods=["GET", "POST"]),
+        Route("/sign-out", site.sign_out, methods=["POST"]),
+        *(Route(path, site.stream(source), methods=["GET"]) for path, source in STREAMS.items()),
+        *(Route(page.path, site.page(page), methods=list(page.methods)) for page in pages),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        workspace.start()
+        yield
+        await anyio.to_thread.run_sync(workspace.close)
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(PolicyMiddleware), Middleware(GZipMiddleware, minimum_size=500)],
+        exception_handlers={HTTPException: site.not_found, Exception: site.failed},
+        lifespan=lifespan,
+    )
+
+
+class _Assets(StaticFiles):
+    """The console's own files. Their URLs change with their content."""
+
+    def file_response(self, *arguments: object, **named: object) -> Response:
+        response: Response = super().file_response(*arguments, **named)  # type: ignore[arg-type]
+        response.headers["cache-control"] = FOREVER
+        return response
+
+
+class _Site:
+    """The endpoints."""
+
+    def __init__(self, workspace: Workspace, door: Doorkeeper, hosts: frozenset[str]) -> None:
+        self._workspace, self._door, self._hosts = workspace, door, hosts
+        self._limiter: CapacityLimiter | None = None
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    def page(self, page: ConsolePage) -> Callable[[Request], object]:
+        """Return the endpoint of a page."""
+
+        async def answer(request: Request) -> Response:
+            person = self._admit(request)
+            if isinstance(person, Response):
+                return person
+            form: dict[str, list[str]] = {}
+            if request.method == "POST":
+                form = parse_qs((await _body(request)).decode("utf-8", "replace"))
+            view = PageRequest(self._workspace, person, request, form)
+            if page.writes and view.no_writes:
+                return _problem(view, errors.InstepError(view.no_writes, "ask an operator"), 403)
+            return await self._in_thread(lambda: _answered(page, view), view)
+
+        return answer
+
+    def stream(self, source: live.Source) -> Callable[[Request], object]:
+        """Return the endpoint of a stream of events."""
+
+        async def answer(request: Request) -> Response:
+            person = self._admit(request)
+            if isinstance(person, Response):
+                return person
+            view = PageRequest(self._workspace, person, request, {})
+            return live.response(source, view, self._threads())
+
+        return answer
+
+    async def _in_thread(self, work: Callable[[], Response], view: PageRequest) -> Response:
+        """Answer in a thread. A page that takes too long is given up; a write never is."""
+        if view.request.method not in access.READING:
+            return await anyio.to_thread.run_sync(work, limiter=self._threads())
+        with anyio.move_on_after(READ_PATIENCE_S):
+            return await anyio.to_thread.run_sync(
+                work, abandon_on_cancel=True, limiter=self._threads()
+            )
+        late = errors.Unreachable(
+            f"this page was given up after {READ_PATIENCE_S:.0f} s: a server does not answer",
+            "try again; the other pages do not need to wait for it",
+        )
+        return _problem(view, late, 504)
+
+    def _threads(self) -> CapacityLimiter:
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(THREADS_MAX)
+        return self._limiter
+
+    # --- persons ---------------------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> Person | Response:
+        """Return who sent the request, or the answer to a request that is refused."""
+        if reason := access.refusal(request.headers, request.method, self._hosts):
+            return _refused(reason, 403)
+        person = self._door.person(request)
+        if person is not None:
+            return person
+        if _is_link_from_elsewhere(request):
+            # The cookie is only sent if the console's own page asks for the page.
+            return HTMLResponse(rendering.render("again.html", url=_path(request)))
+        if self._door.signs_in and request.method == "GET":
+            return RedirectResponse(f"/sign-in?{urlencode({'next': _path(request)})}", 303)
+        if self._door.users is not None:
+            return _refused("You are not one of the users of this console.", 401)
+        return _refused(
+            "Open the start URL that `instep console` printed: it has a token."
+            " It is valid until the console ends.",
+            401,
+        )
+
+    async def start(self, request: Request) -> Response:
+        """Turn the token of the start URL into a cookie."""
+        if reason := access.refusal(request.headers, request.method, self._hosts):
+            return _refused(reason, 403)
+        cookie = self._door.by_token(request.query_params.get("token", ""))
+        if cookie is None:
+            return _refused(
+                "The token in this URL is wrong: the console was started again since."
+                " Use the start URL that it printed last.",
+                401,
+            )
+        return self._signed_in(cookie, "/")
+
+    async def sign_in(self, request: Request) -> Response:
+        """Show the form, or check name and password."""
+        if reason := access.refusal(request.headers, request.method, self._hosts):
+            return _refused(reason, 403)
+        if not self._door.signs_in:
+            return RedirectResponse("/", 303)
+        following = request.query_params.get("next", "/")
+        if request.method == "GET":
+            return HTMLResponse(rendering.render("sign_in.html", following=following, wrong=False))
+        form = parse_qs((await _body(request)).decode("utf-8", "replace"))
+        name, password = (form.get(field, [""])[0] for field in ("name", "password"))
+        cookie = await anyio.to_thread.run_sync(
+            self._door.by_password, name, password, limiter=self._threads()
+        )
+        if cookie is None:
+            page = rendering.render("sign_in.html", following=following, wrong=True)
+            return HTMLResponse(page, status_code=401)
+        return self._signed_in(cookie, following)
+
+    async def sign_out(self, request: Request) -> Response:
+        """Close the session."""
+        person = self._admit(request)
+        if isinstance(person, Response):
+            return person
+        name = self._door.sessions.cookie
+        self._door.sessions.close(request.cookies.get(name))
+        response = _refused("You are signed out.", 200)
+        response.delete_cookie(name)
+        return response
+
+    def _signed_in(self, cookie: str, following: str) -> Response:
+        # a path of this site only; browsers take \ for /
+        is_path = following.startswith("/") and not following.startswith(("//", "/\\"))
+        response = RedirectResponse(following if is_path else "/", 303)
+        response.set_cookie(
+            self._door.sessions.cookie, cookie, httponly=True, samesite="strict", path="/"
+        )
+        return response
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    async def not_found(self, request: Request, error: Exception) -> Response:
+        """Answer a request for a page that does not exist."""
+        assert isinstance(error, HTTPException)
+        person = self._admit(request)
+        if isinstance(person, Response):
+            return person
+        view = PageRequest(self._workspace, person, request, {})
+        what = errors.InstepError(f"there is no page {request.url.path}", "start from the overview")
+        if error.status_code == 413:
+            what = errors.InstepError("the form is too large", "select fewer lines, or a reason")
+        if error.status_code == 405 and self._workspace.options.read_only:
+            what = errors.InstepError("this console is read-only", "start it without --read-only")
+        return _problem(view, what, error.status_code)
+
+    async def failed(self, _request: Request, error: Exception) -> Response:
+        """Answer a request that failed in a way that nobody foresaw."""
+        return PlainTextResponse(f"unexpected error: {type(error).__name__}\n{REPORT}\n", 500)
+
+
+def _answered(page: ConsolePage, view: PageRequest) -> Response:
+    if page.of_pipeline and view.names_no_pipeline:
+        return view.render("choose.html", "Choose a pipeline", names=view.workspace.pipelines())
+    try:
+        return page.answer(view)
+    except errors.InstepError as error:
+        return _problem(view, error, _status(error))
+    except Exception as error:
+        log.exception("%s failed", page.path)
+        what = errors.InstepError(f"unexpected error: {type(error).__name__}: {error}", REPORT)
+        return _problem(view, what, 500)
+
+
+def _status(error: errors.InstepError) -> int:
+    if isinstance(error, (errors.NotParked, errors.TopicMissing, errors.NoSuchDocument)):
+        return 404
+    if isinstance(error, errors.SettingsError):
+        return 400
+    if isinstance(error, (errors.Unreachable, errors.Transient, errors.NotAuthorised)):
+        return 503
+    return 500
+
+
+def _problem(view: PageRequest, error: errors.InstepError, status: int) -> Response:
+    return view.render("problem.html", "Problem", http_status=status, error=error)
+
+
+def _refused(reason: str, status: int) -> Response:
+    return HTMLResponse(rendering.render("refused.html", reason=reason), status_code=status)
+
+
+def _is_link_from_elsewhere(request: Request) -> bool:
+    return (
+        request.method == "GET"
+        and request.headers.get("sec-fetch-site") == "cross-site"
+        and request.headers.get("sec-fetch-mode") == "navigate"
+    )
+
+
+def _path(request: Request) -> str:
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES_MAX:
+            raise HTTPException(413)
+    return body

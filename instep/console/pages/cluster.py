@@ -1,0 +1,395 @@
+"""Topics, records and consumer groups of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from instep import errors
+from instep.console import rendering
+from instep.console.live import Part
+from instep.console.requests import ConsolePage, PageRequest
+from instep.kafka import groups, layout, offsets, places
+from instep.kafka.admin import consumer_groups, filters, resets, tail, topic_details
+from instep.kafka.admin.consumer_groups import Listing
+from instep.kafka.admin.resets import GroupMove, GroupMoveResult
+from instep.kafka.admin.tail import TailRange, TailRecord
+from instep.kafka.connection import Cluster
+
+SHOWN = 50
+LISTED_S = 5.0  # a list of all topics is read again after this time
+RECORDS_MAX = 500
+SCANNED_MAX = 1_000_000  # offsets that a page reads for a filter
+FOLLOWED_MAX = 200
+VALUE_CHARACTERS = 300
+
+
+class TopicRow(msgspec.Struct, frozen=True):
+    """A topic in the list. What is unknown is None."""
+
+    name: str
+    partitions: int
+    replicas: int
+    unhealthy: int
+    records_estimated: int | None
+    last_record_ms: int | None
+
+
+class DoneReset(msgspec.Struct, frozen=True):
+    """A reset that was executed, kept for its page."""
+
+    group: str
+    actor: str
+    results: list[GroupMoveResult]
+    command: str
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def topics(view: PageRequest) -> Response:
+    """List topics, one page at a time; offsets are read of those that are shown."""
+    pattern, number = view.text("match"), view.integer("page", 1, 1_000_000)
+    internal = bool(view.text("internal"))
+    cluster = view.workspace.cluster()
+    layouts = view.workspace.cached("layouts", LISTED_S, lambda: layout.read(cluster)).topics
+    names = [
+        name
+        for name in layout.matching(layouts, _glob(pattern))
+        if internal or not layouts[name].is_internal
+    ]
+    shown = [layouts[name] for name in names[(number - 1) * SHOWN : number * SHOWN]]
+    return view.render(
+        "topics.html",
+        "Topics",
+        rows=_topic_rows(cluster, shown),
+        total=len(names),
+        number=number,
+        has_more=number * SHOWN < len(names),
+        pattern=pattern,
+        internal=internal,
+        command_line=view.workspace.command("topics", "list", items=filter(None, [_glob(pattern)])),
+    )
+
+
+def topic(view: PageRequest) -> Response:
+    """Show one topic in detail."""
+    name = view.require("topic")
+    [detail] = topic_details.describe(view.workspace.cluster(), [name])
+    followers = [
+        one for one, declared in view.workspace.declared.pipelines.items() if declared.topic == name
+    ]
+    return view.render(
+        "topic.html",
+        f"Topic {name}",
+        detail=detail,
+        followers=followers,
+        command_line=view.workspace.command("topics", "describe", items=[name]),
+    )
+
+
+def _topic_rows(cluster: Cluster, shown: list[layout.Layout]) -> list[TopicRow]:
+    pairs = [(one.topic, partition) for one in shown for partition in one.with_leader]
+    spans = offsets.spans(cluster, pairs, newest=True) if pairs else {}
+    rows = []
+    for one in shown:
+        known = [spans.get((one.topic, part.partition)) for part in one.partitions]
+        complete = [span for span in known if span is not None]
+        times = [span.newest_ms for span in complete if span.newest_ms is not None]
+        is_complete = len(complete) == len(known)
+        rows.append(
+            TopicRow(
+                one.topic,
+                len(one.partitions),
+                one.replicas,
+                sum(part.is_under_replicated or part.leader is None for part in one.partitions),
+                sum(span.offsets for span in complete) if is_complete else None,
+                max(times, default=None),
+            )
+        )
+    return rows
+
+
+def _glob(pattern: str) -> str | None:
+    """Return a pattern for names; a text without wildcards matches anywhere in a name."""
+    if not pattern:
+        return None
+    return pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+class RecordSearch(msgspec.Struct, frozen=True):
+    """What to read of a topic, as the URL says."""
+
+    topic: str
+    place: str
+    partitions: list[int]
+    key: str
+    condition: str
+    limit: int
+    uncommitted: bool
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of the URL."""
+        return {
+            "topic": self.topic,
+            "from": self.place,
+            "partition": ",".join(map(str, self.partitions)),
+            "key": self.key,
+            "filter": self.condition,
+            "limit": self.limit,
+            "uncommitted": "1" if self.uncommitted else "",
+        }
+
+    def command(self, *, follow: bool = False) -> list[str]:
+        """Return the arguments of the command that does the same."""
+        arguments = ["peek", "--limit", str(self.limit)]
+        if self.place:
+            arguments += ["--offset", self.place]
+        for number in self.partitions:
+            arguments += ["--partition", str(number)]
+        if self.key:
+            arguments += ["--key", self.key]
+        if self.condition:
+            arguments += ["--filter", self.condition]
+        if self.uncommitted:
+            arguments.append("--uncommitted")
+        return [*arguments, "--follow"] if follow else arguments
+
+
+def records(view: PageRequest) -> Response:
+    """Show records from a place on; those with a key; those that meet a condition."""
+    search = _search(view)
+    found: list[TailRecord] = []
+    wanted: TailRange | None = None
+    problem: errors.InstepError | None = None
+    is_live = bool(view.text("live"))
+    if not is_live:
+        try:
+            wanted, found = _read(view.workspace.cluster(), search)
+        except errors.SettingsError as error:  # the form stays, to be corrected
+            problem = error
+    return view.render(
+        "records.html",
+        f"Records of {search.topic}",
+        http_status=400 if problem else 200,
+        search=search,
+        found=found,
+        wanted=wanted,
+        problem=problem,
+        is_live=is_live,
+        most=FOLLOWED_MAX,
+        characters=VALUE_CHARACTERS,
+        url=f"/live/records?{urlencode(search.values)}",
+        command_line=view.workspace.command(*search.command(follow=is_live), items=[search.topic]),
+    )
+
+
+def live_records(view: PageRequest) -> Part:
+    """Return new records as they arrive, from the end of the log on."""
+    search = _search(view)
+    found: dict[str, Any] = {}
+
+    def part() -> tuple[object, Callable[[], str]]:
+        if not found:
+            cluster = view.workspace.cluster()
+            key = search.key.encode() if search.key else None
+            place = places.parse_range(search.place or "end")
+            wanted = tail.resolve_range(
+                cluster,
+                search.topic,
+                place,
+                search.partitions,
+                key,
+                committed=not search.uncommitted,
+            )
+            found["ends"] = {number: start for number, (start, _) in wanted.ranges.items()}
+            found["number"] = 0
+        fresh = _fresh(view.workspace.cluster(), search, found["ends"])
+        found["number"] += len(fresh)
+        return found["number"], lambda: rendering.render(
+            "records_part.html", view=view, found=fresh, characters=VALUE_CHARACTERS
+        )
+
+    return part
+
+
+def _fresh(cluster: Cluster, search: RecordSearch, ends: dict[int, int]) -> list[TailRecord]:
+    """Return the records from these offsets on, and move the offsets behind them."""
+    now = offsets.latest(cluster, search.topic, list(ends), not search.uncommitted)
+    ranges = {number: (start, now[number]) for number, start in ends.items()}
+    wanted = TailRange(
+        search.topic,
+        # of a burst, the newest records are enough
+        {number: (max(start, end - FOLLOWED_MAX), end) for number, (start, end) in ranges.items()},
+        newest_first=True,
+        committed=not search.uncommitted,
+        key=search.key.encode() if search.key else None,
+    )
+    if not wanted.offsets:
+        return []
+    matches = filters.parse([search.condition]) if search.condition else None
+    found = list(tail.records(cluster, wanted, matches, FOLLOWED_MAX))
+    ends |= {number: max(end, ends[number]) for number, (_, end) in ranges.items()}
+    return found
+
+
+def _search(view: PageRequest) -> RecordSearch:
+    if view.hides_values and view.text("filter"):
+        raise errors.SettingsError(
+            "this console hides values, so it does not search in them either",
+            "search by key, by time or by offset",
+        )
+    texts = [part.strip() for part in view.text("partition").split(",") if part.strip()]
+    if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        raise errors.SettingsError(
+            f"{view.text('partition')!r} does not name partitions", "write e.g. 0 or 0,2"
+        )
+    return RecordSearch(
+        view.require("topic"),
+        view.text("from").strip(),
+        sorted({int(text) for text in texts}),
+        view.text("key"),
+        view.text("filter"),
+        view.integer("limit", SHOWN, RECORDS_MAX),
+        bool(view.text("uncommitted")),
+    )
+
+
+def _read(cluster: Cluster, search: RecordSearch) -> tuple[TailRange, list[TailRecord]]:
+    committed = not search.uncommitted
+    key = search.key.encode() if search.key else None
+    if not search.place and key is None and not search.condition:
+        return tail.newest(
+            cluster, search.topic, search.limit, search.partitions, committed=committed
+        )
+    matches = filters.parse([search.condition]) if search.condition else None
+    place = places.parse_range(search.place or "start")
+    wanted = tail.resolve_range(
+        cluster, search.topic, place, search.partitions, key, committed=committed
+    )
+    if (key is not None or matches) and wanted.offsets > SCANNED_MAX:
+        raise errors.SettingsError(
+            f"the search would read {wanted.offsets:,} records",
+            f"choose a later place to search at most {SCANNED_MAX:,}, or use the command below",
+        )
+    return wanted, list(tail.records(cluster, wanted, matches, search.limit))
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def group_list(view: PageRequest) -> Response:
+    """List consumer groups, one page at a time."""
+    pattern, number = view.text("match"), view.integer("page", 1, 1_000_000)
+    cluster = view.workspace.cluster()
+    listed, failures = view.workspace.cached(
+        "groups", LISTED_S, lambda: consumer_groups.listings(cluster)
+    )
+    wanted = set(layout.matching([one.group for one in listed], _glob(pattern)))
+    matching = [one for one in listed if one.group in wanted]
+    shown: list[Listing] = matching[(number - 1) * SHOWN : number * SHOWN]
+    return view.render(
+        "groups.html",
+        "Consumer groups",
+        rows=shown,
+        failures=failures,
+        total=len(matching),
+        number=number,
+        has_more=number * SHOWN < len(matching),
+        pattern=pattern,
+        mirrored={one.group: _mirrored(view, one.group) for one in shown},
+        command_line=view.workspace.command("groups", "list", items=filter(None, [_glob(pattern)])),
+    )
+
+
+def group(view: PageRequest) -> Response:
+    """Show one group: members, positions, lag."""
+    name = view.require("group")
+    found = consumer_groups.describe(view.workspace.cluster(), name)
+    return view.render(
+        "group.html",
+        f"Group {name}",
+        group=found,
+        topics=sorted({position.topic for position in found.positions}),
+        mirrored=_mirrored(view, name),
+        command_line=view.workspace.command("groups", "describe", items=[name]),
+    )
+
+
+def reset(view: PageRequest) -> Response:
+    """Show the plan of a reset, or execute it."""
+    name, place = view.require("group"), view.require("to")
+    chosen = view.texts("topic")
+    cluster = view.workspace.cluster()
+    destination = resets.ToPlace(places.parse_place(place))
+    pairs = resets.select_partitions(cluster, name, chosen, all_topics=not chosen)
+    moves = resets.plan(cluster, name, pairs, destination)
+    listed = [part for one in chosen for part in ("--topic", one)] or ["--all-topics"]
+    command = view.workspace.command(
+        "groups", "reset", *listed, f"--to={place}", "--execute", items=[name]
+    )
+    if view.request.method == "POST":
+        _check_unchanged(view, moves)
+        results = resets.execute(cluster, name, moves)
+        kept = DoneReset(name, view.person.name, results, command)
+        return view.redirect(f"/group/reset/done?{urlencode({'id': view.workspace.keep(kept)})}")
+    query = {"group": name, "to": place, "topic": chosen}
+    return view.render(
+        "reset.html",
+        f"Reset group {name}",
+        name=name,
+        moves=moves,
+        members=consumer_groups.members(cluster, name),
+        mirrored=_mirrored(view, name),
+        seen=_summary(moves),
+        query=urlencode(query, doseq=True),
+        command_line=command,
+    )
+
+
+def reset_done(view: PageRequest) -> Response:
+    """Show what a reset did."""
+    kept = view.workspace.result(view.require("id"))
+    if not isinstance(kept, DoneReset):
+        raise errors.SettingsError(
+            "the result of this reset is not kept any more", "look at the group's positions"
+        )
+    return view.render("reset_done.html", f"Group {kept.group} was reset", done=kept)
+
+
+def _check_unchanged(view: PageRequest, moves: list[GroupMove]) -> None:
+    """Raise if the plan is not the one that the person has seen."""
+    if view.text("seen") != _summary(moves):
+        raise errors.SettingsError(
+            "the plan has changed since it was shown: the group or the log has moved; nothing was"
+            " changed",
+            "go back, look at the new plan, and confirm it",
+        )
+
+
+def _summary(moves: list[GroupMove]) -> str:
+    return " ".join(f"{move.topic}:{move.partition}:{move.current}:{move.new}" for move in moves)
+
+
+def _mirrored(view: PageRequest, name: str) -> str | None:
+    return groups.mirrored_pipeline(view.workspace.pipelines(), name)
+
+
+PAGES = (
+    ConsolePage("/topics", topics),
+    ConsolePage("/topic", topic),
+    ConsolePage("/records", records),
+    ConsolePage("/groups", group_list),
+    ConsolePage("/group", group),
+    ConsolePage("/group/reset", reset, ("GET", "POST"), writes=True),
+    ConsolePage("/group/reset/done", reset_done, writes=True),
+)
+STREAMS: Mapping[str, Callable[[PageRequest], Part]] = {"/live/records": live_records}

@@ -1,0 +1,149 @@
+"""One document: its row, its timeline, what waits, and its records."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from instep import errors
+from instep.console.requests import ConsolePage, PageRequest
+from instep.document.reasons import EXPLANATIONS
+from instep.kafka import places
+from instep.kafka.admin import tail
+from instep.operate import timeline
+from instep.operate.timeline import Timeline
+from instep.sinks.journal_entries import QuarantinedRecord, RecordPosition, Selection
+
+VALUE_CHARACTERS_MAX = 64 * 1024  # of a record on a page
+
+
+class FoundDocument(msgspec.Struct, frozen=True):
+    """What one pipeline knows of a document."""
+
+    pipeline: str
+    timeline: Timeline
+    waiting: list[QuarantinedRecord]
+    letters: list[QuarantinedRecord]
+
+
+class ShownRecord(msgspec.Struct, frozen=True):
+    """A raw record, and where it was found."""
+
+    position: RecordPosition
+    source: str
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def document(view: PageRequest) -> Response:
+    """Search a document in the pipeline that the URL names, or in all."""
+    text = view.require("id")
+    names = [view.pipeline()] if view.text("pipeline") else list(view.workspace.pipelines())
+    found: list[FoundDocument] = []
+    problems: list[tuple[str, errors.InstepError]] = []
+    for name in names:
+        try:
+            one = _find(view, name, text)
+        except errors.InstepError as error:
+            problems.append((name, error))
+        else:
+            if one.timeline or one.waiting or one.letters:
+                found.append(one)
+    return view.render(
+        "document.html",
+        f"Document {text}",
+        http_status=200 if found else 404,
+        id=text,
+        found=found,
+        problems=problems,
+        searched=names,
+        commands={
+            name: view.workspace.command("show", "--pipeline", name, items=[text]) for name in names
+        },
+    )
+
+
+def record(view: PageRequest) -> Response:
+    """Show the raw record at a position: from quarantine if it is there, else from the topic."""
+    name = view.pipeline()
+    shown = _from_quarantine(view, name) or _from_topic(view)
+    return view.render(
+        "record.html", f"Record {shown.position}", record=shown, most=VALUE_CHARACTERS_MAX
+    )
+
+
+def _find(view: PageRequest, name: str, text: str) -> FoundDocument:
+    with view.session(name) as session:
+        found = timeline.read(session, text, view.workspace.shared_cluster)
+        with session.read() as sink:
+            waiting = sink.journal.waiting_events(str(session.decoder.document(text)))
+            letters = sink.journal.dead_letters(Selection(document=text), limit=100)
+    return FoundDocument(name, found, waiting, letters)
+
+
+def _position(view: PageRequest) -> RecordPosition:
+    numbers = [view.require("partition"), view.require("offset")]
+    if not all(text.isascii() and text.isdigit() and len(text) < 20 for text in numbers):
+        raise errors.SettingsError(
+            f"{':'.join(numbers)!r} is not a place", "use PARTITION and OFFSET, as numbers"
+        )
+    return RecordPosition(view.require("topic"), int(numbers[0]), int(numbers[1]))
+
+
+def _from_quarantine(view: PageRequest, name: str) -> ShownRecord | None:
+    position = _position(view)
+    with view.session(name) as session, session.read() as sink:
+        letters = sink.journal.dead_letters(Selection(positions=(position,)))
+        kept = letters or sink.journal.parked_at([position])
+    if not kept:
+        return None
+    stored = kept[0].record
+    source = f"kept in quarantine: {kept[0].reason}"
+    return ShownRecord(
+        position, source, stored.timestamp_ms, stored.key, stored.value, list(stored.headers or ())
+    )
+
+
+def _from_topic(view: PageRequest) -> ShownRecord:
+    position = _position(view)
+    if position.is_loaded:
+        raise errors.SettingsError(
+            f"{position} is a row that was loaded; its source is not kept",
+            "see what the timeline shows of it",
+        )
+    cluster = view.workspace.cluster()
+    at = places.PlaceRange(places.Offset(position.offset), places.Offset(position.offset + 1))
+    wanted = tail.resolve_range(cluster, position.topic, at, [position.partition], committed=False)
+    for found in tail.records(cluster, wanted, None, 1):
+        if found.offset == position.offset:
+            return ShownRecord(
+                position,
+                "read from the topic",
+                found.timestamp_ms,
+                found.key,
+                found.value,
+                list(found.headers),
+            )
+    raise errors.SettingsError(
+        f"topic {position.topic!r} holds no record at {position}",
+        "it has expired, was compacted, or is the marker of a transaction",
+    )
+
+
+def document_url(name: str, document_id: str) -> str:
+    """Return the URL of a document's page."""
+    return f"/document?{urlencode({'pipeline': name, 'id': document_id})}"
+
+
+def explanation(reason: str | None) -> str:
+    """Return what a reason of quarantine means."""
+    known: dict[str, Any] = {one.value: text for one, text in EXPLANATIONS.items()}
+    return str(known.get(reason or "", ""))
+
+
+PAGES = (ConsolePage("/document", document), ConsolePage("/record", record))

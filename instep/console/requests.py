@@ -1,0 +1,123 @@
+"""One request as the pages see it, and the declaration of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from instep import errors
+from instep.console import rendering
+from instep.console.access import Person
+from instep.console.workspace import Workspace
+from instep.pipeline.apply.maintenance import MaintenanceSession
+
+READ_ONLY = "This console is read-only."
+VIEWER = "You are signed in as a viewer; this needs the role operator."
+
+
+class PageRequest:
+    """A request with its person, parameters and form."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        person: Person,
+        request: Request,
+        form: Mapping[str, list[str]],
+    ) -> None:
+        self.workspace, self.person, self.request, self._form = workspace, person, request, form
+
+    @property
+    def hides_values(self) -> bool:
+        """Return whether the contents of records and rows are hidden."""
+        return self.workspace.options.hide_values
+
+    @property
+    def no_writes(self) -> str | None:
+        """Return why this person cannot change anything, or None."""
+        if self.workspace.options.read_only:
+            return READ_ONLY
+        return VIEWER if self.person.role != "operator" else None
+
+    @property
+    def can_sign_out(self) -> bool:
+        """Return whether the person has signed in with a password."""
+        return self.workspace.signs_in
+
+    @property
+    def is_fragment(self) -> bool:
+        """Return whether only a part of the page is wanted."""
+        return self.request.headers.get("hx-request") == "true"
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a parameter of the form, else of the URL."""
+        values = self.texts(name)
+        return values[0] if values else default
+
+    def texts(self, name: str) -> list[str]:
+        """Return all values of a parameter, without empty ones."""
+        given = self._form.get(name) or self.request.query_params.getlist(name)
+        return [value for value in given if value]
+
+    def integer(self, name: str, default: int, highest: int) -> int:
+        """Return a parameter that is a number from 1 to the highest one."""
+        text = self.text(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+            raise errors.SettingsError(
+                f"{name} is {text!r}, which is not a number", "correct the URL"
+            )
+        return min(int(text), highest)
+
+    def require(self, name: str) -> str:
+        """Return a parameter; raise if it is missing."""
+        value = self.text(name)
+        if not value:
+            raise errors.SettingsError(
+                f"the URL has no {name}", "start from another page and follow its links"
+            )
+        return value
+
+    def pipeline(self) -> str:
+        """Return the pipeline that the URL names, or the only one that is declared."""
+        names = self.workspace.pipelines()
+        name = self.text("pipeline") or (names[0] if len(names) == 1 else "")
+        if not name:
+            raise errors.SettingsError("the URL names no pipeline", "choose one on the overview")
+        self.workspace.sampler(name)
+        return name
+
+    @property
+    def names_no_pipeline(self) -> bool:
+        """Return whether the person has to choose a pipeline first."""
+        return not self.text("pipeline") and len(self.workspace.pipelines()) != 1
+
+    def session(self, pipeline: str) -> AbstractContextManager[MaintenanceSession]:
+        """Open a maintenance session as this person."""
+        return self.workspace.session(pipeline, self.person.name)
+
+    def render(
+        self, template: str, title: str, *, http_status: int = 200, **values: Any
+    ) -> HTMLResponse:
+        """Return a page."""
+        return HTMLResponse(
+            rendering.render(template, title=title, view=self, **values), status_code=http_status
+        )
+
+    def redirect(self, url: str) -> Response:
+        """Answer a write: the browser continues with a page that can be reloaded."""
+        return RedirectResponse(url, status_code=303)
+
+
+class ConsolePage(msgspec.Struct, frozen=True):
+    """A page: its path, and the function that answers."""
+
+    path: str
+    answer: Callable[[PageRequest], Response]
+    methods: Sequence[str] = ("GET",)
+    of_pipeline: bool = False  # if the URL names none of several, they are offered
+    writes: bool = False  # needs the role operator; does not exist with --read-only

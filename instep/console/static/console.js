@@ -1,0 +1,85 @@
+"use strict";
+// Local times, live parts, selections and copies. The pages work without this script, except live parts.
+
+function showLocalTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    if (isNaN(at)) continue;
+    const pad = (number) => String(number).padStart(2, "0");
+    element.textContent =
+      `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}` +
+      ` ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  }
+}
+
+function report(text) {
+  const line = document.getElementById("connection");
+  if (!line) return;
+  line.hidden = !text;
+  line.textContent = text;
+}
+
+// One stream per page. A tab in the background closes it; it is opened again when the tab is shown.
+function follow(area) {
+  let source = null;
+  const appends = area.dataset.append !== undefined;
+
+  function open() {
+    if (source || document.hidden) return;
+    source = new EventSource(area.dataset.live);
+    source.onopen = () => report("");
+    source.addEventListener("part", (message) => {
+      if (appends) {
+        area.insertAdjacentHTML("beforeend", message.data);
+        while (area.childElementCount > Number(area.dataset.append)) area.firstElementChild.remove();
+        showLocalTimes(area);
+      } else {
+        htmx.swap(area, message.data, { swapStyle: "innerHTML" });
+        showLocalTimes(area);
+      }
+    });
+    source.onerror = () => {
+      report("The connection to the console is lost: this page shows an old state. Trying again …");
+      if (source && source.readyState === EventSource.CLOSED) {
+        close();
+        setTimeout(open, 2000);
+      }
+    };
+  }
+
+  function close() {
+    if (source) source.close();
+    source = null;
+  }
+
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  window.addEventListener("pagehide", close);
+  window.addEventListener("pageshow", open);
+  open();
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  navigator.clipboard.writeText(button.dataset.copy).then(
+    () => { button.textContent = "Copied"; },
+    () => { button.textContent = "Select it and copy by hand"; },
+  );
+});
+
+// A checkbox that selects all others of its form.
+document.addEventListener("change", (event) => {
+  const all = event.target.closest("[data-all]");
+  if (!all) return;
+  for (const box of all.form.querySelectorAll(`input[name="${all.dataset.all}"]`)) box.checked = all.checked;
+});
+
+document.addEventListener("htmx:afterSwap", (event) => showLocalTimes(event.target));
+document.addEventListener("htmx:sendError", () => report("The console does not answer. Is it still running?"));
+document.addEventListener("htmx:beforeSwap", (event) => { event.detail.shouldSwap = true; });
+
+document.addEventListener("DOMContentLoaded", () => {
+  showLocalTimes(document);
+  const area = document.querySelector("[data-live]");
+  if (area) follow(area);
+});

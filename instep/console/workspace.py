@@ -1,0 +1,160 @@
+"""What the pages work with: settings, cluster, maintenance sessions, samples, and results."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from instep import errors, settings
+from instep.console.command_runs import CommandRuns
+from instep.console.sampling import PipelineSampler
+from instep.document.showing import plain
+from instep.kafka.connection import Cluster
+from instep.local import registry
+from instep.operate import status
+from instep.operate.status import PipelineStatus
+from instep.pipeline.apply.maintenance import MaintenanceSession
+
+KAFKA_TIMEOUT_S = 5.0
+RESULTS_MAX = 200
+CACHED_MAX = 100
+
+Value = TypeVar("Value")
+
+
+class ConsoleOptions(msgspec.Struct, frozen=True):
+    """The options of the command that the pages depend on."""
+
+    config: Path | None = None
+    read_only: bool = False
+    hide_values: bool = False
+
+
+class Workspace:
+    """The settings as they were when the console started, and what was opened since."""
+
+    def __init__(self, loaded: settings.Loaded, options: ConsoleOptions) -> None:
+        self.loaded, self.options = loaded, options
+        self.declared = loaded.settings
+        self.closing = threading.Event()
+        self.runs = CommandRuns()
+        self.signs_in = False
+        self.paths: frozenset[str] = frozenset()  # of the pages that exist with these options
+        self.samplers = {
+            name: PipelineSampler(name, self._reader(name)) for name in self.declared.pipelines
+        }
+        self._lock = threading.Lock()
+        self._clusters: dict[str, Cluster] = {}
+        self._cached: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._results: OrderedDict[str, Any] = OrderedDict()
+
+    def start(self) -> None:
+        """Start the threads that read the pipelines' states."""
+        for sampler in self.samplers.values():
+            sampler.start()
+
+    def close(self) -> None:
+        """End the threads and the streams, and close the clients."""
+        self.closing.set()
+        for sampler in self.samplers.values():
+            sampler.end()
+        self.runs.end()
+        with self._lock:
+            clusters, self._clusters = self._clusters, {}
+        for cluster in clusters.values():
+            cluster.close()
+
+    def cluster(self) -> Cluster:
+        """Return the cluster, which all pages share; raise if none is named and none runs here."""
+        found = self._cluster()
+        if found is None:
+            raise errors.BrokerUnreachable("the local Kafka is not running", "start it: instep up")
+        return found
+
+    @contextmanager
+    def shared_cluster(self) -> Iterator[Cluster]:
+        """Yield the shared cluster to code that would close one of its own."""
+        yield self.cluster()
+
+    @contextmanager
+    def session(self, name: str, actor: str) -> Iterator[MaintenanceSession]:
+        """Open a session in which a person reads or changes what concerns one pipeline."""
+        declared = settings.pipeline(self.declared, name)
+        with MaintenanceSession(name, declared, actor) as session:
+            yield session
+
+    def sampler(self, name: str) -> PipelineSampler:
+        """Return the sampler of a pipeline; raise if it is not declared."""
+        settings.pipeline(self.declared, name)
+        return self.samplers[name]
+
+    def cached(self, key: Any, seconds: float, read: Callable[[], Value]) -> Value:
+        """Return a value that was read at most this many seconds ago."""
+        now = time.monotonic()
+        with self._lock:
+            at, value = self._cached.get(key, (float("-inf"), None))
+        if now - at < seconds:
+            return value  # type: ignore[no-any-return]
+        value = read()
+        with self._lock:
+            self._cached[key] = (now, value)
+            self._cached.move_to_end(key)
+            while len(self._cached) > CACHED_MAX:
+                self._cached.popitem(last=False)
+        return value
+
+    def keep(self, result: Any) -> str:
+        """Keep the result of a write for its page; return its id."""
+        name = uuid.uuid4().hex
+        with self._lock:
+            self._results[name] = result
+            while len(self._results) > RESULTS_MAX:
+                self._results.popitem(last=False)
+        return name
+
+    def result(self, name: str) -> Any | None:
+        """Return a kept result; None if it is not kept any more."""
+        with self._lock:
+            return self._results.get(name)
+
+    def command(self, *arguments: str, items: Iterable[str] = ()) -> str:
+        """Return the equivalent command, to be pasted into a shell."""
+        named = list(items)
+        config = ["--config", str(self.options.config)] if self.options.config else []
+        # an id may begin like an option
+        end = ["--"] if any(item.startswith("-") for item in named) else []
+        return plain(shlex.join(["instep", *arguments, *config, *end, *named]))
+
+    def pipelines(self) -> Sequence[str]:
+        """Return the names of the declared pipelines."""
+        return list(self.declared.pipelines)
+
+    def _reader(self, name: str) -> Callable[[], PipelineStatus]:
+        pipeline = self.declared.pipelines[name]
+
+        def read() -> PipelineStatus:
+            try:
+                cluster = self._cluster()
+            except errors.InstepError as error:
+                return msgspec.structs.replace(status.read(None, name, pipeline), error=str(error))
+            return status.read(cluster, name, pipeline)
+
+        return read
+
+    def _cluster(self) -> Cluster | None:
+        address = self.declared.kafka.bootstrap or registry.bootstrap()
+        if address is None:
+            return None
+        with self._lock:
+            if address not in self._clusters:
+                self._clusters[address] = Cluster(self.declared.kafka, address, KAFKA_TIMEOUT_S)
+            return self._clusters[address]

@@ -1,0 +1,368 @@
+"""`instep bench console`: how quickly the console answers when there is much to show.
+
+A database is filled with history, dead letters and parked events, and a cluster with topics. The
+console runs in a process of its own, as users run it. Each page is requested several times, one
+request after the other. The bytes of the first page are those on the wire. With `browser`, a
+headless Chromium clicks from page to page, and the time from the click to the first paint of the
+next page is measured. At last tabs stay open, and the processor time of the console is measured
+with and without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+from msgspec import UNSET
+
+from instep import errors
+from instep.demo.pipeline_process import PipelineProcess
+from instep.document.decoding import DeadLetter, Event, Record
+from instep.document.guard import Parked, Verdict
+from instep.document.reasons import Reason, Refusal
+from instep.kafka import topics
+from instep.report.percentiles import percentile_values
+from instep.report.tables import ReportTable
+from instep.sinks.sink import Sink
+from instep.sinks.target import Position
+from instep.waiting import wait_until
+from instep_bench import bench_servers, machine, meters
+from instep_bench.bench_servers import BenchPipeline, BenchServers
+from instep_bench.recorder import Recorder
+from instep_bench.result import BenchResult, Figure
+
+CHUNK_ROWS = 50_000
+EVENTS_PER_DOCUMENT = 10
+PARKED_SHARE = 100  # one parked document for this many dead letters
+TOPIC_THREADS = 8
+START_S = 60.0
+PATIENCE_S = 60.0
+REASONS = (Reason.NOT_JSON, Reason.FIELD_MISSING, Reason.NOT_A_TIME)
+ASSET = re.compile(r'(?:href|src)="(/static/[^"]+)"')
+PAINTED = """() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(
+  () => resolve(performance.timeOrigin + performance.now()))))"""
+
+Say = Callable[[str], None]
+
+
+class ConsoleBenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How much there is to show, and how often each page is requested."""
+
+    target: str = "postgres"
+    history: int = 10_000_000
+    dead_letters: int = 100_000
+    topics: int = 10_000
+    requests: int = 50
+    tabs: int = 50
+    seconds: float = 30  # with open tabs
+    browser: str | None = None  # executable of a headless Chromium
+    bootstrap: str | None = None
+
+
+class ConsoleMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """All measurements: milliseconds per page, bytes, and shares of a core."""
+
+    pages: dict[str, list[float]]
+    first_page_bytes: int
+    painted_ms: list[float]
+    cores: dict[str, float]
+
+
+def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
+    """Run the benchmark. Every process that it starts ends with it."""
+    _check(options)
+    recorder = Recorder("console", command)
+    with BenchServers(options.bootstrap, say) as servers:
+        database = servers.database(options.target)
+        declared = database.declare(servers.bootstrap, servers.new_topic(4), history=True)
+        with declared.sink() as sink:
+            _fill(sink, servers, declared, options, say)
+        _create_topics(servers, options.topics, say)
+        with _console(declared) as console:
+            measured = _measure(console, declared, options, say)
+        releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
+    return recorder.close(
+        options,
+        {"target": database.label},
+        releases,
+        figures=figures(measured),
+        tables=[page_table(measured)],
+        notes=notes(options, measured),
+    )
+
+
+def _check(options: ConsoleBenchOptions) -> None:
+    bench_servers.check_target(options.target)
+    least = min(options.history, options.dead_letters, options.requests)
+    if least < 1 or min(options.topics, options.tabs) < 0 or options.seconds <= 0:
+        raise errors.SettingsError(
+            "history, dead letters, requests and seconds must be above 0, topics and tabs at"
+            " least 0",
+            "give larger numbers",
+        )
+
+
+# --- what there is to show ------------------------------------------------------------------------
+
+
+def _fill(
+    sink: Sink,
+    servers: BenchServers,
+    declared: BenchPipeline,
+    options: ConsoleBenchOptions,
+    say: Say,
+) -> None:
+    """Write ledger, history, dead letters and parked events, in transactions of many rows."""
+    topic = topics.describe(servers.cluster, declared.pipeline.topic)
+    sink.ledger.take_epoch(
+        Position(number, 0, 0, topic.cluster_id, topic.id) for number in topic.partitions
+    )
+    at = datetime.now(UTC) - timedelta(hours=1)
+    say(f"writing {options.history:,} rows of history")
+    for begin in range(0, options.history, CHUNK_ROWS):
+        numbers = range(begin, min(begin + CHUNK_ROWS, options.history))
+        events = [_event(sink, number) for number in numbers]
+        with sink.transaction():
+            sink.journal.append_history(0, events, [Verdict.APPLIED] * len(events), at)
+    say(f"writing {options.dead_letters:,} dead letters")
+    for begin in range(0, options.dead_letters, CHUNK_ROWS):
+        numbers = range(begin, min(begin + CHUNK_ROWS, options.dead_letters))
+        with sink.transaction():
+            sink.journal.add_dead_letters(1, list(map(_dead_letter, numbers)), at)
+    parked = [
+        (Parked(event, Refusal(Reason.TEXT_TOO_LONG, "too long")), _record(event.offset))
+        for event in (
+            _event(sink, number) for number in range(options.dead_letters // PARKED_SHARE)
+        )
+    ]
+    with sink.transaction():
+        sink.journal.add_parked(2, parked, at)
+
+
+def _event(sink: Sink, number: int) -> Event:
+    values = (UNSET,) * len(sink.table.columns)
+    document = f"doc-{number // EVENTS_PER_DOCUMENT:09}"
+    version = number % EVENTS_PER_DOCUMENT + 1
+    return Event(number, document, version, 1_790_000_000_000_000 + number, "PRINTED", values)
+
+
+def _record(number: int) -> Record:
+    return Record(number, 1_790_000_000_000, f"key-{number}".encode(), b'{"status": "PRINTED"}' * 8)
+
+
+def _dead_letter(number: int) -> DeadLetter:
+    return DeadLetter(_record(number), REASONS[number % len(REASONS)], "not what was expected")
+
+
+def _create_topics(servers: BenchServers, count: int, say: Say) -> None:
+    names = [f"bench-console-{number:05}" for number in range(count)]
+    say(f"creating {count:,} topics")
+
+    def create(name: str) -> None:
+        servers.remove_topic_later(name)
+        topics.create(servers.cluster, name, 1)
+
+    with ThreadPoolExecutor(TOPIC_THREADS) as pool:
+        list(pool.map(create, names))
+
+
+# --- the console ----------------------------------------------------------------------------------
+
+
+class _Console:
+    """A running console, and one signed-in connection to it."""
+
+    def __init__(self, process: PipelineProcess, start_url: str) -> None:
+        parts = urlsplit(start_url)
+        self.start_url, self.pid = start_url, process.pid
+        self.host, self.port = parts.hostname or "", parts.port or 0
+        response, _ = self.get(f"{parts.path}?{parts.query}")
+        self.cookie = str(response.headers["Set-Cookie"]).partition(";")[0]
+
+    def get(self, path: str, cookie: str = "") -> tuple[http.client.HTTPResponse, bytes]:
+        """Send one request; return the response and its body as it was on the wire."""
+        opened = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        try:
+            opened.request("GET", path, headers={"Cookie": cookie, "Accept-Encoding": "gzip"})
+            response = opened.getresponse()
+            return response, response.read()
+        finally:
+            opened.close()
+
+    def page(self, path: str) -> bytes:
+        """Return a page; raise if the console refuses it."""
+        response, body = self.get(path, self.cookie)
+        if response.status != 200:
+            raise errors.InstepError(f"the console answers {path} with status {response.status}")
+        return body
+
+
+@contextmanager
+def _console(declared: BenchPipeline) -> Iterator[_Console]:
+    """Start `instep console` on a free port, and stop it at the end."""
+    log = Path(declared.config).with_suffix(".console.log")
+    command = ("console", "--port", "0")
+    with ExitStack() as stack:
+        process = PipelineProcess(declared.config, log=log, command=command)
+        stack.callback(process.close)
+        process.start()
+
+        def printed() -> str:
+            text = log.read_text(encoding="utf-8") if log.exists() else ""
+            return next((line for line in text.splitlines() if line.startswith("http")), "")
+
+        if not wait_until(lambda: bool(printed()), START_S):
+            raise errors.InstepError(f"the console does not start:\n{process.tail()}")
+        yield _Console(process, printed())
+
+
+def _measure(
+    console: _Console, declared: BenchPipeline, options: ConsoleBenchOptions, say: Say
+) -> ConsoleMeasurements:
+    name = declared.name
+    first = f"doc-{options.history // EVENTS_PER_DOCUMENT // 2:09}"
+    pages = {
+        "overview": "/",
+        "pipeline": f"/pipeline?{urlencode({'pipeline': name})}",
+        "document": f"/document?{urlencode({'id': first})}",
+        "dead letters": f"/dead?{urlencode({'pipeline': name, 'reason': REASONS[0].value})}",
+        "parked": f"/parked?{urlencode({'pipeline': name})}",
+        "decisions": "/decisions",
+        "topics": "/topics",
+        "topics that match": "/topics?match=9",
+        "groups": "/groups",
+    }
+    timed: dict[str, list[float]] = {}
+    for page, path in pages.items():
+        say(f"requesting {page}")
+        console.page(path)
+        timed[page] = [
+            _milliseconds(functools.partial(console.page, path)) for _ in range(options.requests)
+        ]
+    painted = _painted(console, options) if options.browser else []
+    return ConsoleMeasurements(
+        pages=timed,
+        first_page_bytes=_first_page_bytes(console),
+        painted_ms=painted,
+        cores=_cores(console, options, say),
+    )
+
+
+def _milliseconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1000
+
+
+def _first_page_bytes(console: _Console) -> int:
+    """Return the bytes of the overview and of everything that it loads."""
+    response, body = console.get("/", console.cookie)
+    opened = http.client.HTTPConnection(console.host, console.port, timeout=PATIENCE_S)
+    opened.request("GET", "/", headers={"Cookie": console.cookie})
+    text = opened.getresponse().read().decode()
+    opened.close()
+    assert response.status == 200
+    assets = dict.fromkeys(ASSET.findall(text))
+    return len(body) + sum(len(console.get(path)[1]) for path in assets)
+
+
+def _painted(console: _Console, options: ConsoleBenchOptions) -> list[float]:
+    """Return the milliseconds from each click on a link to the next page's first paint."""
+    from playwright.sync_api import sync_playwright
+
+    found: list[float] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(console.start_url)
+        for number in range(options.requests):
+            path = ("/decisions", "/topics", "/groups", "/")[number % 4]
+            began: float = page.evaluate("performance.timeOrigin + performance.now()")
+            page.locator(f'header a[href="{path}"]').first.click()
+            page.wait_for_url(f"**{path}")
+            found.append(page.evaluate(PAINTED) - began)
+        browser.close()
+    return found
+
+
+def _cores(console: _Console, options: ConsoleBenchOptions, say: Say) -> dict[str, float]:
+    """Return the share of a core that the console needs without and with open tabs."""
+    say(f"measuring {options.tabs} open tabs")
+    found = {"no tab": _share(console, options.seconds)}
+    with ExitStack() as stack:
+        for _ in range(options.tabs):
+            opened = stack.enter_context(socket.create_connection((console.host, console.port)))
+            request = (
+                f"GET /live/overview HTTP/1.1\r\nHost: {console.host}:{console.port}\r\n"
+                f"Cookie: {console.cookie}\r\n\r\n"
+            )
+            opened.sendall(request.encode())
+            opened.settimeout(PATIENCE_S)
+            opened.recv(1)
+        found[f"{options.tabs} tabs"] = _share(console, options.seconds)
+    return found
+
+
+def _share(console: _Console, seconds: float) -> float:
+    pids = meters.tree(console.pid)
+    meter = meters.Meter({"console": pids})
+    meter.start()
+    time.sleep(seconds)
+    return meter.stop()["console"].cpu_s / seconds
+
+
+# --- the result -----------------------------------------------------------------------------------
+
+
+def figures(measured: ConsoleMeasurements) -> list[Figure]:
+    """Return the figures of the result."""
+    slowest = max(percentile_values(times, [95])[0] for times in measured.pages.values())
+    found = [
+        Figure(name="slowest page, p95", unit="ms", better="less", values=[slowest]),
+        Figure(
+            name="first page", unit="kB", better="less", values=[measured.first_page_bytes / 1000]
+        ),
+        *(
+            Figure(
+                name="console's processor time",
+                unit="cores",
+                better="less",
+                labels={"with": label},
+                values=[cores],
+            )
+            for label, cores in measured.cores.items()
+        ),
+    ]
+    if measured.painted_ms:
+        p95 = percentile_values(measured.painted_ms, [95])[0]
+        found.append(Figure(name="click to painted, p95", unit="ms", better="less", values=[p95]))
+    return found
+
+
+def page_table(measured: ConsoleMeasurements) -> ReportTable:
+    """Return the times of each page."""
+    rows: list[list[Any]] = []
+    for page, times in measured.pages.items():
+        rows.append([page, *percentile_values(times, [50, 95, 100])])
+    return ReportTable("Milliseconds per page", ["page", "p50", "p95", "longest"], rows)
+
+
+def notes(options: ConsoleBenchOptions, measured: ConsoleMeasurements) -> list[str]:
+    """Return what a reader must know."""
+    found = ["requests are sent one after the other, from the same machine"]
+    if not measured.painted_ms:
+        found.append("click to painted was not measured: name a Chromium with --browser")
+    if options.tabs:
+        found.append("the streams of the tabs are read by nobody; their buffers take what is sent")
+    return found

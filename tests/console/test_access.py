@@ -1,0 +1,299 @@
+"""Test who may use the console, and which policy the browser has to follow."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from instep import cli, errors
+from instep.console import access
+from instep.console.pages import ALL
+from instep.console.server import ConsoleServer, ServerOptions
+from instep.console.workspace import ConsoleOptions
+from tests.support import consoles
+from tests.support.consoles import PIPELINE, ConsoleFolder, parked_documents
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+READING = [page.path for page in ALL if not page.writes]
+WRITING = [page.path for page in ALL if page.writes]
+PASSWORD = "correct horse"
+
+
+def answered(
+    server: ConsoleServer, path: str, method: str = "GET", body: str = "", **headers: str
+) -> http.client.HTTPResponse:
+    """Send one request exactly as given."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, named)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response
+
+
+@pytest.fixture(scope="module")
+def cookie(console: ConsoleServer) -> str:
+    response = answered(console, f"/start?token={console.door.token}")
+    assert response.status == 303
+    header = response.headers["Set-Cookie"]
+    assert "HttpOnly" in header
+    assert "samesite=strict" in header.lower()
+    return header.partition(";")[0]
+
+
+@pytest.fixture(scope="module")
+def read_only(office: ConsoleFolder) -> Iterator[ConsoleServer]:
+    options = ConsoleOptions(read_only=True, hide_values=True)
+    with consoles.serving(office.loaded, options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a file with an operator and a viewer."""
+    file = tmp_path_factory.mktemp("users") / "users.toml"
+    entries = [access.user_entry("olga", "operator", PASSWORD)]
+    entries.append(access.user_entry("vera", "viewer", PASSWORD))
+    file.write_text("\n".join(entries), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(office: ConsoleFolder, users_file: Path) -> Iterator[ConsoleServer]:
+    with consoles.serving(office.loaded, auth=users_file) as server:
+        yield server
+
+
+def sign_in(page: Page, name: str, password: str = PASSWORD) -> None:
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_every_page_needs_the_cookie(console: ConsoleServer) -> None:
+    for path in (*READING, *WRITING, "/live/overview", "/nowhere"):
+        assert answered(console, path).status == 401, path
+
+
+def test_a_wrong_token_opens_nothing(console: ConsoleServer) -> None:
+    for token in ("", "x", console.door.token[:-1], console.door.token + "x"):
+        response = answered(console, f"/start?token={token}")
+        assert (response.status, response.headers["Set-Cookie"]) == (401, None)
+
+
+def test_another_host_name_is_refused(console: ConsoleServer, cookie: str) -> None:
+    """Refuse a name that an attacker's DNS points to this machine."""
+    assert answered(console, "/", Cookie=cookie).status == 200
+    for host in ("evil.example", f"evil.example:{console.port}", "127.0.0.1.evil.example", ""):
+        assert answered(console, "/", Cookie=cookie, Host=host).status == 403, host
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Sec_Fetch_Site": "none"},
+        {"Sec_Fetch_Site": "same-origin", "Origin": "http://127.0.0.1:1"},
+    ],
+    ids=str,
+)
+def test_a_write_from_elsewhere_is_refused(
+    console: ConsoleServer, cookie: str, office: ConsoleFolder, headers: dict[str, str]
+) -> None:
+    path = f"/parked/release?pipeline={PIPELINE}&document=p11"
+    response = answered(console, path, "POST", "why=forged", Cookie=cookie, **headers)
+    assert response.status == 403
+    assert "p11" in parked_documents(office)
+
+
+def test_the_policy_is_strict_on_every_response(console: ConsoleServer, cookie: str) -> None:
+    for path in ("/", "/nowhere", "/static/console.css", "/dead?reason=NOT_JSON"):
+        headers = answered(console, path, Cookie=cookie).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    assert answered(console, "/", Cookie=cookie).headers["cache-control"] == "no-store"
+
+
+def test_a_form_that_is_too_large_is_refused(console: ConsoleServer, cookie: str) -> None:
+    response = answered(
+        console,
+        f"/parked/release?pipeline={PIPELINE}&document=p11",
+        "POST",
+        "why=" + "x" * (5 << 20),
+        Cookie=cookie,
+        Origin=f"http://127.0.0.1:{console.port}",
+    )
+    assert response.status == 413
+
+
+def test_read_only_has_no_route_that_writes(read_only: ConsoleServer) -> None:
+    response = answered(read_only, f"/start?token={read_only.door.token}")
+    cookie = response.headers["Set-Cookie"].partition(";")[0]
+    origin = f"http://127.0.0.1:{read_only.port}"
+    for path in WRITING:
+        for method in ("GET", "POST"):
+            status = answered(read_only, path, method, Cookie=cookie, Origin=origin).status
+            assert status == 404, path
+    for path in READING:
+        status = answered(read_only, path, "POST", Cookie=cookie, Origin=origin).status
+        assert status == 405, path
+
+
+def test_read_only_says_why_actions_are_disabled(
+    read_only: ConsoleServer, open_page: Callable[[str], Page]
+) -> None:
+    page = open_page(read_only.start_url)
+    page.goto(f"{read_only.address}dead?reason=NOT_JSON")
+    button = page.get_by_role("button", name="Plan to drop the selected")
+    assert button.is_disabled()
+    assert button.get_attribute("title") == "This console is read-only."
+    assert "This console is read-only." in page.inner_text("main")
+
+
+def test_values_are_hidden(read_only: ConsoleServer, open_page: Callable[[str], Page]) -> None:
+    page = open_page(read_only.start_url)
+    for path in ("dead?reason=NOT_JSON", "document?id=p12", f"records?topic={consoles.TOPIC}"):
+        page.goto(read_only.address + path)
+        text = page.inner_text("main")
+        assert "hidden" in text, path
+        assert "{broken" not in text
+        assert '"doc_id"' not in text
+
+
+def test_a_link_from_another_site_works_with_the_cookie(
+    console: ConsoleServer, cookie: str
+) -> None:
+    """Let the browser ask again: it does not send the cookie when a link elsewhere is followed."""
+    first = answered(console, "/decisions", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
+    assert first.status == 200
+    again = answered(console, "/decisions", Sec_Fetch_Site="same-origin", Cookie=cookie)
+    assert again.status == 200
+
+
+def test_people_sign_in_and_come_back_to_their_page(
+    guarded: ConsoleServer, open_page: Callable[[str], Page]
+) -> None:
+    page = open_page(f"{guarded.address}document?id=d5")
+    sign_in(page, "olga", "wrong password")
+    page.get_by_text("Name or password is wrong").wait_for()
+    sign_in(page, "nobody")
+    page.get_by_text("Name or password is wrong").wait_for()
+    sign_in(page, "olga")
+    page.wait_for_url("**/document?id=d5")
+    assert "olga, operator" in page.inner_text("header")
+
+
+def test_people_sign_out(guarded: ConsoleServer, open_page: Callable[[str], Page]) -> None:
+    page = open_page(guarded.address)
+    sign_in(page, "vera")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_text("You are signed out").wait_for()
+    page.goto(guarded.address)
+    assert page.inner_text("h1") == "Sign in"
+
+
+def test_a_viewer_sees_all_and_changes_nothing(
+    guarded: ConsoleServer, open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    page = open_page(guarded.address)
+    sign_in(page, "vera")
+    page.goto(f"{guarded.address}document?id=p13")
+    assert page.get_by_role("button", name="What would happen").is_disabled()
+    assert "needs the role operator" in page.inner_text("main")
+    answer = page.goto(f"{guarded.address}parked/release?document=p13")
+    assert answer
+    assert answer.status == 403
+    assert "p13" in parked_documents(office)
+
+
+def test_a_decision_names_who_signed_in(
+    guarded: ConsoleServer, open_page: Callable[[str], Page]
+) -> None:
+    page = open_page(guarded.address)
+    sign_in(page, "olga")
+    page.goto(f"{guarded.address}parked/skip?document=p14")
+    page.get_by_label("Reason, kept").fill("signed in")
+    page.get_by_role("button", name="Skip as olga").click()
+    page.wait_for_url("**/done?id=*")
+    page.goto(f"{guarded.address}decisions")
+    assert "olga" in page.locator("tbody tr").first.inner_text()
+
+
+def test_signing_in_never_leads_to_another_site(guarded: ConsoleServer) -> None:
+    origin = f"http://127.0.0.1:{guarded.port}"
+    for following in ("//evil.example", "/\\evil.example", "https://evil.example", "%0d%0aX:y"):
+        response = answered(
+            guarded,
+            f"/sign-in?next={following}",
+            "POST",
+            f"name=olga&password={PASSWORD.replace(' ', '+')}",
+            Origin=origin,
+        )
+        assert (response.status, response.headers["location"]) == (303, "/"), following
+
+
+def test_the_token_opens_nothing_where_people_sign_in(guarded: ConsoleServer) -> None:
+    assert answered(guarded, f"/start?token={guarded.door.token}").status == 401
+
+
+def test_a_trusted_proxy_names_the_user(office: ConsoleFolder, tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    text = '[proxy]\nheader = "X-User"\nfrom = ["{}"]\n[users.vera]\nrole = "viewer"\n'
+    file.write_text(text.format("127.0.0.1"), encoding="utf-8")
+    with consoles.serving(office.loaded, auth=file) as server:
+        assert answered(server, "/", X_User="vera").status == 200
+        assert answered(server, "/", X_User="eve").status == 401
+        assert answered(server, "/").status == 401
+        assert answered(server, "/parked/release", X_User="vera").status == 403
+    file.write_text(text.format("192.0.2.0/24"), encoding="utf-8")
+    with consoles.serving(office.loaded, auth=file) as server:
+        assert answered(server, "/", X_User="vera").status == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "declares no users"),
+        ("[users.a]\npassword = 'plain'", "not an argon2 hash"),
+        ("[users.a]\nrole = 'root'", "not a users file"),
+        ("[proxy]\nheader='x'\nfrom=['nowhere']\n[users.a]", "not a users file"),
+        ("[[", "not a users file"),
+    ],
+)
+def test_a_wrong_users_file_is_explained(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "users.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(errors.SettingsError, match=words):
+        access.load_users(file)
+
+
+def test_another_address_needs_users(office: ConsoleFolder) -> None:
+    with pytest.raises(errors.SettingsError, match="people have to sign in"):
+        ConsoleServer(office.loaded, ConsoleOptions(), ServerOptions("ann", "0.0.0.0", 0))
+
+
+def test_a_taken_port_is_explained(console: ConsoleServer, office: ConsoleFolder) -> None:
+    with pytest.raises(errors.PortTaken, match="the console cannot listen"):
+        ConsoleServer(office.loaded, ConsoleOptions(), ServerOptions("ann", port=console.port))
+
+
+def test_the_command_makes_an_entry_for_the_users_file(tmp_path: Path) -> None:
+    arguments = ["console", "user", 'o"lga', "--role", "operator"]
+    made = CliRunner().invoke(cli.build_app(["console"]), arguments, input="long enough\n" * 2)
+    assert made.exit_code == 0, made.output
+    file = tmp_path / "users.toml"
+    file.write_text(made.stdout, encoding="utf-8")
+    assert access.load_users(file).users['o"lga'].role == "operator"

@@ -1,0 +1,165 @@
+"""Test the pages of topics, records and consumer groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import pytest
+
+from instep.console.server import ConsoleServer
+from instep.kafka import groups
+from instep.kafka.connection import Cluster
+from tests.support.consoles import PIPELINE, TOPIC
+from tests.support.runs import event, send
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def records_url(console: ConsoleServer, **values: object) -> str:
+    return f"{console.address}records?{urlencode({'topic': TOPIC, **values})}"
+
+
+@pytest.fixture(scope="module")
+def group(cluster: Cluster, console: ConsoleServer) -> str:
+    name = "console-readers"
+    groups.commit(cluster, name, {(TOPIC, 0): 3, (TOPIC, 1): 1})
+    return name
+
+
+def test_topics_are_filtered_on_the_server(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}topics")
+    page.get_by_label("Name contains").fill("nsole-to")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_url("**match=nsole-to*")
+    assert page.locator("tbody tr").count() == 1
+    row = page.locator("tbody tr").inner_text()
+    assert "in sync" in row
+    assert "unknown" not in row
+    page.reload()
+    assert page.locator("tbody tr").count() == 1
+
+
+def test_no_topic_matches(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}topics?match=no-such-topic")
+    assert "No topic matches" in page.inner_text("main")
+
+
+def test_a_topic_shows_partitions_and_settings(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}topics?match={TOPIC}")
+    page.get_by_role("link", name=TOPIC, exact=True).click()
+    assert page.get_by_role("region", name="Partitions").locator("tbody tr").count() == 2
+    page.get_by_role("link", name=f"pipeline {PIPELINE}").click()
+    assert page.inner_text("h1") == f"Pipeline {PIPELINE}"
+
+
+def test_an_unknown_topic_is_explained(page: Page, console: ConsoleServer) -> None:
+    answer = page.goto(f"{console.address}topic?topic=console-topik")
+    assert answer
+    assert answer.status == 404
+    assert TOPIC in page.inner_text("main")
+
+
+def test_the_newest_records_are_shown(page: Page, console: ConsoleServer) -> None:
+    page.goto(records_url(console, limit=5))
+    assert page.locator("tbody tr").count() == 5
+
+
+def test_records_are_sought_by_offset_and_filtered(page: Page, console: ConsoleServer) -> None:
+    page.goto(records_url(console))
+    page.get_by_label("From:").fill("0")
+    page.get_by_label("Partition").fill("0")
+    page.get_by_label("Filter").fill("status=QUEUED")
+    page.get_by_label("At most").fill("7")
+    page.get_by_role("button", name="Read").click()
+    page.wait_for_url("**filter=status*")
+    assert page.locator("tbody tr").count() == 7
+    assert page.locator("tbody tr").first.locator("td").first.inner_text() == "0:0"
+    assert "--filter status=QUEUED" in page.locator(".command code").inner_text()
+
+
+def test_records_are_sought_by_key_and_by_time(page: Page, console: ConsoleServer) -> None:
+    page.goto(records_url(console, key="q0", partition=1))
+    assert page.locator("tbody tr").count() == 2
+    page.goto(records_url(console, **{"from": "@2099-01-01"}))
+    assert "No record matches" in page.inner_text("main")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("from", "yesterday", "is not a range of places in a log"),
+        ("filter", "status", "is no condition"),
+        ("filter", "key~[", "is not a regular expression"),
+        ("partition", "9", "has no partition 9"),
+    ],
+)
+def test_a_wrong_search_keeps_the_form(
+    page: Page, console: ConsoleServer, name: str, value: str, words: str
+) -> None:
+    page.goto(records_url(console, **{name: value}))
+    assert words in page.inner_text("main .problem")
+    assert page.locator(f"input[name={name}]").input_value() == value
+
+
+def test_new_records_are_followed(page: Page, console: ConsoleServer, cluster: Cluster) -> None:
+    page.goto(records_url(console))
+    page.get_by_role("link", name="follow new records").click()
+    page.wait_for_url("**live=1")
+    page.wait_for_function("performance.getEntriesByType('resource').length > 2")
+    body = page.locator("tbody[data-live]")
+    for number in range(60):  # the stream begins at the end of the log when it opens
+        send(cluster, TOPIC, event(f"live{number}", 1), partition=1)
+        if body.locator("tr").count():
+            break
+        page.wait_for_timeout(250)
+    body.locator("tr").first.wait_for()
+    assert "live" in body.inner_text()
+
+
+def test_a_group_shows_lag_and_unknown_positions(
+    page: Page, console: ConsoleServer, group: str
+) -> None:
+    page.goto(f"{console.address}groups?match={group}")
+    page.get_by_role("link", name=group, exact=True).click()
+    row = page.get_by_role("region", name="Positions").locator("tbody tr").first.inner_text()
+    assert row.split("\t")[2] == "3"
+
+
+def test_an_unknown_group_is_explained(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}group?group=console-reader")
+    assert "does not exist" in page.inner_text("main")
+
+
+def test_a_reset_shows_its_plan_first(
+    page: Page, console: ConsoleServer, group: str, cluster: Cluster
+) -> None:
+    page.goto(f"{console.address}group?group={group}")
+    page.get_by_label("To:").fill("start")
+    page.get_by_role("button", name="Plan the reset").click()
+    page.wait_for_url("**/group/reset?*")
+    assert "Nothing is changed yet" in page.inner_text("main")
+    assert groups.all_positions(cluster, group)[TOPIC, 0] == 3
+    page.get_by_role("button", name="Reset the group").click()
+    page.wait_for_url("**/group/reset/done?*")
+    assert page.get_by_text("moved", exact=True).count() == 2
+    assert groups.all_positions(cluster, group)[TOPIC, 0] == 0
+
+
+def test_a_reset_is_refused_if_the_group_has_moved_since(
+    page: Page, console: ConsoleServer, group: str, cluster: Cluster
+) -> None:
+    page.goto(f"{console.address}group/reset?{urlencode({'group': group, 'to': 'end'})}")
+    groups.commit(cluster, group, {(TOPIC, 0): 2})
+    page.get_by_role("button", name="Reset the group").click()
+    page.get_by_text("the plan has changed").wait_for()
+    assert groups.all_positions(cluster, group)[TOPIC, 0] == 2
+
+
+def test_the_next_page_of_a_list(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}topics?page=9999")
+    assert "No topic matches" in page.inner_text("main")
+    answer = page.goto(f"{console.address}topics?page=x")
+    assert answer
+    assert answer.status == 400

@@ -1,0 +1,256 @@
+"""Test how pages behave: accessible, by keyboard, on a phone, in two tabs, without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from instep import errors, settings
+from instep.console import live
+from instep.console.server import ConsoleServer
+from scripts import axe
+from tests.support import consoles
+from tests.support.cli import settings_text
+from tests.support.consoles import PIPELINE, TOPIC, ConsoleFolder
+from tests.support.databases import run_sql
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PAGES = (
+    "",
+    f"pipeline?pipeline={PIPELINE}",
+    "document?id=p15",
+    "document?id=no-such",
+    "dead",
+    "dead?reason=NOT_JSON",
+    "parked",
+    "parked/release?document=p15",
+    "overdue",
+    "decisions",
+    "topics",
+    f"topic?topic={TOPIC}",
+    f"records?topic={TOPIC}",
+    "groups",
+    "rewind",
+    "rewind/plan?to=start",
+    "reconcile",
+    "reports",
+    "settings",
+    f"findings?pipeline={PIPELINE}",
+)
+FOCUSED = """(() => {
+  const element = document.activeElement;
+  return [element.innerText, element.placeholder, element.name].join(" ");
+})()"""
+IS_TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def rules() -> str:
+    try:
+        return axe.script()
+    except errors.MissingPart as error:
+        pytest.skip(f"{error.what}; {error.remedy}")
+
+
+def violations(page: Page, rules: str) -> list[str]:
+    """Return what axe finds on a page."""
+    page.evaluate(rules)
+    found: list[dict[str, Any]] = page.evaluate("axe.run().then(found => found.violations)")
+    return [
+        f"{one['id']}: {node['html']} {node['failureSummary']}"
+        for one in found
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_accessible_and_fits_a_phone(
+    page: Page, console: ConsoleServer, rules: str, path: str
+) -> None:
+    page.goto(console.address + path)
+    assert violations(page, rules) == []
+    page.set_viewport_size({"width": 360, "height": 740})
+    try:
+        assert not page.evaluate(IS_TOO_WIDE)
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 720})
+
+
+@pytest.mark.parametrize("path", PAGES[:4])
+def test_dark_pages_are_legible(page: Page, console: ConsoleServer, rules: str, path: str) -> None:
+    page.emulate_media(color_scheme="dark")
+    try:
+        page.goto(console.address + path)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+        assert violations(page, rules) == []
+    finally:
+        page.emulate_media(color_scheme="light")
+
+
+def test_a_document_is_released_with_the_keyboard_only(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(console.address)
+
+    def focus(name: str) -> None:
+        """Press Tab until an element with this text or name has the focus."""
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            text = page.evaluate(FOCUSED)
+            if name in text:
+                return
+        raise AssertionError(f"{name!r} cannot be reached")
+
+    page.keyboard.press("Tab")
+    assert "Skip to the content" in page.evaluate(FOCUSED)
+    focus("Document id")
+    page.keyboard.type("p16")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/document?id=p16")
+    focus("Skip the blocking event")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/parked/skip?*")
+    focus("why")
+    page.keyboard.type("by keyboard")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/done?id=*")
+    decided = run_sql(office.url, "SELECT reason FROM instep_decisions WHERE document = 'p16'")
+    assert decided == [("by keyboard",)]
+
+
+def test_a_tab_in_the_background_closes_its_stream(page: Page, console: ConsoleServer) -> None:
+    page.goto(console.address)
+    hidden = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true})"
+    change = "document.dispatchEvent(new Event('visibilitychange'))"
+    count = "performance.getEntriesByType('resource').filter(e => e.name.includes('/live/')).length"
+    page.wait_for_function("document.querySelector('#connection').hidden")
+    with page.expect_event("requestfailed", lambda request: "/live/overview" in request.url):
+        page.evaluate(hidden % "true")
+        page.evaluate(change)
+    before = page.evaluate(count)
+    with page.expect_request("**/live/overview"):
+        page.evaluate(hidden % "false")
+        page.evaluate(change)
+    assert before >= 0
+
+
+def test_a_lost_console_is_reported_until_it_is_back(
+    open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    with consoles.serving(office.loaded) as server:
+        port = server.port
+        page = open_page(server.start_url)
+        page.locator("tbody tr").first.wait_for()
+    page.get_by_text("The connection to the console is lost").wait_for(timeout=30_000)
+    page.get_by_role("link", name=PIPELINE).first.wait_for()
+    with consoles.serving(office.loaded, port=port) as server:
+        page.goto(server.start_url)
+        page.locator("tbody tr").first.wait_for()
+        assert page.get_by_text("The connection to the console is lost").is_hidden()
+
+
+def test_two_tabs_show_the_same_and_do_not_disturb_each_other(
+    page: Page, console: ConsoleServer
+) -> None:
+    page.goto(f"{console.address}pipeline?pipeline={PIPELINE}")
+    second = page.context.new_page()
+    second.goto(console.address)
+    second.locator("tbody tr").first.wait_for()
+    second.close()
+    page.reload()
+    assert page.inner_text("h1") == f"Pipeline {PIPELINE}"
+
+
+def test_a_command_can_be_copied(page: Page, console: ConsoleServer) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{console.address}topics")
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("instep topics list")
+
+
+def test_the_first_page_is_small(browser: Browser, console: ConsoleServer) -> None:
+    """Count the bytes on the wire of everything that the first page loads."""
+    context = browser.new_context()
+    page = context.new_page()
+    sizes: list[int] = []
+
+    def add(request: Any) -> None:
+        if "/live/" not in request.url:
+            sizes.append(request.sizes()["responseBodySize"])
+
+    page.on("requestfinished", add)
+    page.goto(console.start_url, wait_until="load")
+    hosts = page.evaluate(
+        "performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)"
+    )
+    context.close()
+    assert sum(sizes) <= 150_000
+    assert set(hosts) == {f"127.0.0.1:{console.port}"}
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """Serve a console whose cluster and database do not answer."""
+    folder = tmp_path_factory.mktemp("broken")
+    text = settings_text(
+        bootstrap="127.0.0.1:1", topic=TOPIC, target=f"sqlite:///{folder}/none/contracts.db"
+    )
+    (folder / "instep.toml").write_text(text, encoding="utf-8")
+    loaded = settings.load_with_origins(folder / "instep.toml", {})
+    with consoles.serving(loaded) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("", 200, "cannot be opened"),
+        (f"pipeline?pipeline={PIPELINE}", 200, "cannot be opened"),
+        ("document?id=d1", 404, "cannot be opened"),
+        ("dead", 503, "cannot be opened"),
+        ("decisions", 200, "cannot be opened"),
+        ("topics", 503, "127.0.0.1:1"),
+        ("groups", 503, "127.0.0.1:1"),
+        ("settings", 200, "doc_no"),
+    ],
+)
+def test_a_page_without_its_servers_says_why(
+    broken: ConsoleServer, broken_page: Page, path: str, status: int, words: str
+) -> None:
+    answer = broken_page.goto(broken.address + path)
+    assert answer
+    assert answer.status == status
+    broken_page.locator("main").get_by_text(words).first.wait_for()
+
+
+@pytest.fixture(scope="module")
+def broken_page(broken: ConsoleServer, open_page: Callable[[str], Page]) -> Page:
+    return open_page(broken.start_url)
+
+
+def test_a_pipeline_is_chosen_if_there_are_several(
+    office: ConsoleFolder, open_page: Callable[[str], Page]
+) -> None:
+    declared = office.loaded.settings
+    both = {**declared.pipelines, "copies <b>": office.pipeline}
+    several = msgspec.structs.replace(
+        office.loaded, settings=msgspec.structs.replace(declared, pipelines=both)
+    )
+    with consoles.serving(several) as server:
+        page = open_page(server.start_url)
+        page.goto(f"{server.address}dead")
+        page.get_by_role("link", name="copies <b>").click()
+        assert page.inner_text("h1") == "Dead letters of copies <b>"
+
+
+def test_hostile_values_do_not_leave_their_event_of_the_stream() -> None:
+    text = "a\n\nevent: part\r\ndata: x\rretry: 1\n"
+    assert live.event("part", text) == (
+        "event: part\ndata: a\ndata: \ndata: event: part\ndata: data: x\ndata: retry: 1\n\n"
+    )

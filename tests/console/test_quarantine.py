@@ -1,0 +1,293 @@
+"""Test the page of a document, quarantine, its plans, and the decisions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from instep.console.server import ConsoleServer
+from tests.support.consoles import (
+    HOSTILE_VALUES,
+    LONG_STATUS,
+    PIPELINE,
+    TOPIC,
+    ConsoleFolder,
+    parked_documents,
+)
+from tests.support.databases import run_sql
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LIST_PAGES = (
+    "dead?reason=NOT_JSON",
+    "dead?reason=FIELD_MISSING",
+    "parked",
+    "decisions",
+    "",
+    f"pipeline?pipeline={PIPELINE}",
+)
+
+
+def document(page: Page, console: ConsoleServer, name: str) -> None:
+    page.goto(f"{console.address}document?{urlencode({'id': name})}")
+
+
+def decisions(office: ConsoleFolder, name: str) -> list[tuple[str, str, str, str]]:
+    """Return action, outcome, reason and actor of the decisions about a document."""
+    return run_sql(
+        office.url,
+        "SELECT action, outcome, reason, actor FROM instep_decisions"
+        f" WHERE document = '{name}' ORDER BY at",
+    )
+
+
+def rejected(office: ConsoleFolder, reason: str) -> int:
+    [(count,)] = run_sql(
+        office.url, f"SELECT count(*) FROM instep_dead_letters WHERE reason = '{reason}'"
+    )
+    return int(count)
+
+
+def test_a_document_is_found_by_its_id(page: Page, console: ConsoleServer) -> None:
+    page.goto(console.address)
+    page.get_by_placeholder("Document id").fill("d3")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/document?id=d3")
+    events = page.get_by_role("region", name="Timeline").locator("tbody tr")
+    assert events.count() == 2
+    assert "PRINTED" in page.locator("dl.facts").first.inner_text()
+
+
+def test_an_unknown_document_is_explained(page: Page, console: ConsoleServer) -> None:
+    document(page, console, "no-such")
+    assert "No pipeline knows document no-such" in page.inner_text("main")
+    assert "Searched: contracts" in page.inner_text("main")
+
+
+def test_a_parked_document_shows_what_waits(page: Page, console: ConsoleServer) -> None:
+    document(page, console, "p19")
+    assert "2 events wait" in page.inner_text("main")
+    assert page.get_by_role("region", name="Waiting events").locator("tbody tr").count() == 2
+
+
+def test_a_raw_record_is_loaded_on_demand(page: Page, console: ConsoleServer) -> None:
+    document(page, console, "d4")
+    assert page.locator("#record pre").count() == 0
+    page.get_by_role("link", name="raw").first.click()
+    page.locator("#record pre").last.wait_for()
+    assert '"status": "QUEUED"' in page.locator("#record pre").last.inner_text()
+    assert page.url.endswith("document?id=d4")
+
+
+def test_a_raw_record_has_a_page_of_its_own(page: Page, console: ConsoleServer) -> None:
+    place = {"pipeline": PIPELINE, "topic": TOPIC, "partition": 0, "offset": 0}
+    page.goto(f"{console.address}record?{urlencode(place)}")
+    assert "read from the topic" in page.inner_text("main")
+    answer = page.goto(f"{console.address}record?{urlencode({**place, 'offset': 10**9})}")
+    assert answer
+    assert answer.status == 400
+    assert "holds no record at 0:1000000000" in page.inner_text("main")
+
+
+def test_what_would_happen_is_shown_without_doing_it(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    document(page, console, "p1")
+    page.get_by_role("button", name="What would happen if released").click()
+    assert "Nothing is changed yet" in page.inner_text("main")
+    assert "TEXT_TOO_LONG" in page.get_by_role("region", name="Changes").inner_text()
+    page.reload()
+    assert "Nothing is changed yet" in page.inner_text("main")
+    assert "p1" in parked_documents(office)
+    assert decisions(office, "p1") == []
+
+
+def test_an_event_is_skipped_and_its_document_released(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    document(page, console, "p2")
+    page.get_by_role("button", name="Skip the blocking event").click()
+    page.get_by_label("Reason, kept").fill("the printer sent rubbish")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "1 skipped" in page.inner_text("main")
+    document(page, console, "p2")
+    page.get_by_role("button", name="What would happen if released").click()
+    command = page.locator(".command code").inner_text()
+    assert shlex.split(command)[:3] == ["instep", "parked", "release"]
+    page.get_by_label("Reason, kept").fill("it may continue")
+    page.get_by_role("button", name="Release as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "1 applied" in page.inner_text("main")
+    assert "p2" not in parked_documents(office)
+    assert decisions(office, "p2") == [
+        ("skipped", "TEXT_TOO_LONG", "the printer sent rubbish", "ann"),
+        ("released", "applied", "it may continue", "ann"),
+    ]
+
+
+def test_the_result_survives_a_reload_and_the_back_button_repeats_nothing(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}parked/skip?document=p3")
+    page.get_by_label("Reason, kept").fill("once")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.wait_for_url("**/done?id=*")
+    page.reload()
+    assert "1 skipped" in page.inner_text("main")
+    page.go_back()
+    page.wait_for_url("**/parked/skip?document=p3*")
+    assert [row[0] for row in decisions(office, "p3")] == ["skipped"]
+
+
+def test_a_reason_is_required(page: Page, console: ConsoleServer, office: ConsoleFolder) -> None:
+    page.goto(f"{console.address}parked/skip?document=p4")
+    page.get_by_role("button", name="Skip as ann").click()
+    assert page.url.endswith("parked/skip?document=p4")
+    page.get_by_label("Reason, kept").fill("   ")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.get_by_text("Give a reason").wait_for()
+    assert decisions(office, "p4") == []
+
+
+def test_the_second_of_two_people_sees_what_happened(
+    page: Page, console: ConsoleServer, open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    url = f"{console.address}parked/skip?document=p5"
+    other = open_page(console.start_url)
+    for one in (page, other):
+        one.goto(url)
+        one.get_by_label("Reason, kept").fill("me first")
+    for one in (page, other):
+        one.get_by_role("button", name="Skip as ann").click()
+        one.wait_for_url("**/done?id=*")
+    # the first event is skipped, then the one behind it, which was never refused
+    page.goto(f"{console.address}parked/release?document=p5")
+    other.goto(f"{console.address}parked/release?document=p5")
+    assert "is no longer in quarantine" in page.inner_text("main")
+    assert "ann decided: skipped" in other.inner_text("main")
+    assert "p5" not in parked_documents(office)
+
+
+def test_selected_documents_are_released_together(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}parked?reason=TEXT_TOO_LONG")
+    for name in ("p6", "p7"):
+        page.get_by_label(f"Select {name}", exact=True).check()
+    page.get_by_role("button", name="Plan to skip what blocks the selected").click()
+    page.wait_for_url("**/parked/skip?*")
+    assert page.get_by_role("region", name="Changes").locator("tbody tr").count() == 2
+    page.get_by_label("Reason, kept").fill("both")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert [row[0] for name in ("p6", "p7") for row in decisions(office, name)] == ["skipped"] * 2
+
+
+def test_one_checkbox_selects_all(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}dead?reason=NOT_JSON")
+    page.get_by_label("Select all on this page").check()
+    boxes = page.locator("input[name=place]")
+    assert page.locator("input[name=place]:checked").count() == boxes.count() > 50
+
+
+def test_nothing_selected_is_explained(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}dead?reason=NOT_JSON")
+    page.get_by_role("button", name="Plan to drop the selected").click()
+    assert "nothing is selected" in page.inner_text("main")
+    page.go_back()
+    assert page.inner_text("h1") == f"Dead letters of {PIPELINE}"
+
+
+def test_a_dead_letter_is_dropped_with_a_reason(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    before = rejected(office, "NOT_JSON")
+    page.goto(f"{console.address}dead?reason=NOT_JSON")
+    page.locator("input[name=place]").nth(0).check()
+    page.locator("input[name=place]").nth(1).check()
+    page.get_by_role("button", name="Plan to drop the selected").click()
+    page.get_by_label("Reason, kept").fill("a test of the source")
+    page.get_by_role("button", name="Drop as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "2 dropped" in page.inner_text("main")
+    assert rejected(office, "NOT_JSON") == before - 2
+
+
+def test_a_replay_that_is_refused_again_keeps_the_letter(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    before = rejected(office, "NOT_JSON")
+    page.goto(f"{console.address}dead?reason=NOT_JSON")
+    page.locator("input[name=place]").last.check()
+    page.get_by_role("button", name="Plan to replay the selected").click()
+    page.get_by_label("Reason, kept").fill("try it")
+    page.get_by_role("button", name="Replay as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "1 dead" in page.inner_text("main")
+    assert rejected(office, "NOT_JSON") == before
+
+
+def test_a_whole_reason_is_dropped(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}dead?reason=FIELD_MISSING")
+    page.get_by_role("button", name="Plan to drop all of FIELD_MISSING").click()
+    page.get_by_label("Reason, kept").fill("all of them")
+    page.get_by_role("button", name="Drop as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert rejected(office, "FIELD_MISSING") == 0
+
+
+def test_decisions_name_actor_and_reason(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}parked/skip?document=p8")
+    page.get_by_label("Reason, kept").fill("seen on the page")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.wait_for_url("**/done?id=*")
+    page.get_by_label("Continue").get_by_role("link", name="Decisions").click()
+    page.wait_for_url("**/decisions*")
+    first = page.locator("tbody tr").first.inner_text()
+    assert "seen on the page" in first
+    assert "ann" in first
+
+
+@pytest.mark.parametrize("name", HOSTILE_VALUES)
+def test_a_hostile_document_is_only_text(page: Page, console: ConsoleServer, name: str) -> None:
+    value = HOSTILE_VALUES[name]
+    document(page, console, value)
+    assert page.evaluate("window.hacked") is None
+    page.get_by_role("link", name="raw").first.click()
+    page.locator("#record pre").last.wait_for()
+    assert page.locator("main script, main img, main [onerror], #injected").count() == 0
+    assert page.evaluate("window.hacked") is None
+    page.goto(f"{console.address}parked/release?{urlencode({'document': value})}")
+    assert page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize("path", LIST_PAGES)
+def test_lists_of_hostile_values_are_only_text(
+    page: Page, console: ConsoleServer, path: str
+) -> None:
+    page.goto(console.address + path)
+    page.wait_for_load_state("load")
+    assert page.locator("main script, main img, main [onerror], #injected").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_hostile_parameters_are_only_text(page: Page, console: ConsoleServer) -> None:
+    for path in ("document?id=", "dead?reason=", "parked?page=", "decisions?before=", "done?id="):
+        page.goto(console.address + path + quote(HOSTILE_VALUES["image"]))
+        assert page.locator("main img").count() == 0
+        assert page.evaluate("window.hacked") is None
+
+
+def test_a_long_status_is_shortened(page: Page, console: ConsoleServer) -> None:
+    document(page, console, "p10")
+    assert LONG_STATUS not in page.get_by_role("region", name="Timeline").inner_text()

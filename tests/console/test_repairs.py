@@ -1,0 +1,137 @@
+"""Test reconcile, rewind, overdue, settings, findings and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import pytest
+
+from instep.console.command_runs import CommandRuns
+from instep.console.server import ConsoleServer
+from tests.support.consoles import PIPELINE, ConsoleFolder
+from tests.support.databases import run_sql
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def ledger(office: ConsoleFolder) -> dict[int, int]:
+    return dict(run_sql(office.url, 'SELECT "partition", next_offset FROM instep_ledger'))
+
+
+def test_a_rewind_shows_before_and_after(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    before = ledger(office)
+    page.goto(f"{console.address}rewind")
+    page.get_by_label("To:").fill("1")
+    page.get_by_label("Partitions").fill("1")
+    page.get_by_role("button", name="Plan the rewind").click()
+    page.wait_for_url("**/rewind/plan?*")
+    assert page.get_by_role("region", name="Plan").locator("tbody tr").count() == 1
+    assert ledger(office) == before
+    page.get_by_label("Reason, kept").fill("read it again")
+    page.get_by_role("button", name="Rewind as ann").click()
+    page.wait_for_url("**/rewind/done?*")
+    assert ledger(office) == {**before, 1: 1}
+    page.goto(f"{console.address}decisions")
+    assert "read it again" in page.locator("tbody tr").first.inner_text()
+
+
+def test_a_rewind_is_refused_if_the_ledger_has_moved_since(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}rewind/plan?to=start&partition=0")
+    run_sql(
+        office.url, 'UPDATE instep_ledger SET next_offset = next_offset - 1 WHERE "partition" = 0'
+    )
+    before = ledger(office)
+    page.get_by_label("Reason, kept").fill("too late")
+    page.get_by_role("button", name="Rewind as ann").click()
+    page.get_by_text("The plan has changed").wait_for()
+    assert ledger(office) == before
+    run_sql(
+        office.url, 'UPDATE instep_ledger SET next_offset = next_offset + 1 WHERE "partition" = 0'
+    )
+
+
+def test_a_wrong_place_is_explained(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}rewind/plan?to=nowhere")
+    assert "is not a place in a log" in page.inner_text("main")
+
+
+def test_settings_are_shown_with_their_origin(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}settings?pipeline={PIPELINE}")
+    row = page.locator("tbody tr").filter(has_text=f"pipelines.{PIPELINE}.key").first
+    assert "doc_no" in row.inner_text()
+    assert "instep.toml" in row.inner_text()
+
+
+def test_findings_of_vet_are_shown(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}findings?pipeline={PIPELINE}")
+    assert "rules:" in page.inner_text("main")
+    assert page.locator("main section").count() >= 1
+
+
+def test_overdue_needs_limits_in_the_settings(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}overdue")
+    assert f"[pipelines.{PIPELINE}.due]" in page.inner_text("main")
+
+
+def test_reports_are_shown_under_their_own_policy(
+    page: Page, console: ConsoleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mark = '<!doctype html><html lang="en"><head><meta name="generator" content="instep lab">'
+    text = f"{mark}<title>x</title></head><body><script>window.hacked=1</script>fine</body></html>"
+    (tmp_path / "lab-report.html").write_text(text, encoding="utf-8")
+    (tmp_path / "other.html").write_text("<html></html>", encoding="utf-8")
+    page.goto(f"{console.address}reports")
+    assert page.get_by_role("region", name="Reports").locator("tbody tr").count() == 1
+    answer = page.request.get(f"{console.address}report?name=lab-report.html")
+    policy = answer.headers["content-security-policy"]
+    assert "script-src" not in policy
+    assert policy.startswith("default-src 'none'; style-src 'none'")
+    page.goto(f"{console.address}report?{urlencode({'name': '../../etc/passwd'})}")
+    assert "there is no report" in page.inner_text("main")
+
+
+def test_reconcile_offers_to_compare(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}reconcile")
+    assert page.get_by_role("button", name="Compare", exact=True).is_enabled()
+    page.goto(f"{console.address}reconcile/run?id=unknown")
+    assert "this run is not known" in page.inner_text("main")
+
+
+def test_a_command_runs_as_the_person_who_started_it(office: ConsoleFolder) -> None:
+    runs = CommandRuns()
+    config = str(office.folder / "instep.toml")
+    run = runs.start("Settings", PIPELINE, "ann", "", ["settings", "--json", "--config", config])
+    wait_until(lambda: not run.is_running, "the command")
+    assert run.status == 0, run.lines
+    assert f"pipelines.{PIPELINE}.topic" in run.result()["settings"]
+    assert runs.of(PIPELINE) == [run]
+    runs.end()
+
+
+@pytest.mark.long
+def test_a_comparison_shows_progress_and_differences(
+    page: Page,
+    console: ConsoleServer,
+    office: ConsoleFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the command writes the list of differences there
+    run_sql(office.url, "DELETE FROM contract_document WHERE doc_no = 'd0'")
+    page.goto(f"{console.address}reconcile")
+    page.get_by_role("button", name="Compare and plan the repair").click()
+    page.wait_for_url("**/reconcile/run?*")
+    page.get_by_text("not in step").first.wait_for(timeout=180_000)
+    assert "d0" in page.get_by_role("region", name="Differences").inner_text()
+    page.get_by_role("button", name="Compare again, and repair").click()
+    page.get_by_text("1 inserted").wait_for(timeout=180_000)
+    assert run_sql(office.url, "SELECT 1 FROM contract_document WHERE doc_no = 'd0'") == [(1,)]
