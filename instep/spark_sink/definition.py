@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -17,6 +17,7 @@ SPARK_OPTIONS = ("checkpointlocation", "queryname", "path")
 SINK_OPTIONS = ("url", "name", "on_error")
 TABLE_OPTIONS = ("table", "key", "order", "delete_when")
 NAME_CHARACTERS_MAX = 100
+TOPIC = "sink:spark"  # in place of a topic's name, in quarantine; Kafka allows no colon there
 # Between the parts of a composite key. No key has it, so every text may be a part.
 SEPARATOR = "\x1f"
 
@@ -33,6 +34,20 @@ class SinkTable(msgspec.Struct, frozen=True):
     order: str | None = None
     delete_when: str | None = None
     column: str | None = None
+
+    def pipeline_settings(self, url: str, columns: Iterable[str]) -> settings.Pipeline:
+        """Return the settings of a pipeline that writes such rows to the table."""
+        return settings.Pipeline(
+            topic=TOPIC,
+            target=url,
+            table=self.table,
+            key=list(self.key),
+            key_separator=SEPARATOR,
+            history=False,
+            retry_parked_s=0,
+            event=settings.EventMapping(document=list(self.key), order=self.order),
+            columns={name: name for name in columns if name not in self.key},
+        )
 
 
 class SinkDefinition(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from instep.pipeline.apply import fast, rows
 from instep.pipeline.apply.batch import ProbeEvent, find_probe
 from instep.sinks.batches import Batches, StoredBatch, StoredSink
 from instep.sinks.sink import Sink
-from instep.spark_sink import decision, encoding
+from instep.spark_sink import decision, encoding, quarantine
 from instep.spark_sink.decision import BatchStep, IncomingBatch
 from instep.spark_sink.definition import SinkDefinition
 
@@ -114,7 +114,7 @@ class Merge:
     def _shortfalls_are_refusals(self, when: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for sink in self._sinks:
-                stack.enter_context(sink.table.shortfall_is_refusal(when))
+                stack.enter_context(sink.shortfall_is_refusal(when))
             yield
 
     def _run(self) -> MergeResult:
@@ -128,6 +128,7 @@ class Merge:
             self._at(2)
             step = decision.decide(self._definition.name, before, self._batch, self._batches.batch)
             if run_epoch is None:
+                self._keep_tables()
                 self._batches.add_run(self._batch.run_id, epoch)
                 self._batches.remove_staged_by_others(self._batch.run_id)
             after = msgspec.structs.replace(before, epoch=epoch)
@@ -154,6 +155,7 @@ class Merge:
         """Write the rows of a single write, unless they were committed by an attempt before."""
         if run_epoch is not None:
             return MergeResult(BatchStep.SKIP)
+        self._keep_tables()
         result = self._write(before.next_row)
         # with the epoch of the stream, so that a stream of the same name is not fenced
         self._batches.add_run(self._batch.run_id, before.epoch)
@@ -164,6 +166,16 @@ class Merge:
             if message.token is not None:
                 self._batches.remove_token(message.token)
         return result
+
+    def _keep_tables(self) -> None:
+        """Keep how the tables are written, so that quarantine can apply a row again."""
+        pairs = zip(self._definition.tables, self._sinks, strict=True)
+        self._batches.keep_tables(
+            {
+                sink.target.pipeline: quarantine.definition_text(table, sink.target.mapping)
+                for table, sink in pairs
+            }
+        )
 
     def _remove_staged(self) -> None:
         if any(message.token is not None for message in self._messages):
@@ -218,7 +230,9 @@ class Merge:
         events, dead = self._decoders[table].decode_all(records)
         deletes = {record.offset for record, is_delete in waiting if is_delete}
         if deletes:
-            events = [_deleting(event) if event.offset in deletes else event for event in events]
+            events = [
+                quarantine.deleting(event) if event.offset in deletes else event for event in events
+            ]
         if not sink.target.rules.ordered:
             self._check_unique(sink, events, seen)
         self._at(5)
@@ -257,11 +271,6 @@ class Merge:
                     "aggregate to one row per key, or say which row is the latest: order",
                 )
             seen.add(event.document)
-
-
-def _deleting(event: Event) -> Event:
-    """Return the event as a delete, which needs nothing but key and order."""
-    return msgspec.structs.replace(event, values=None, refusal=None)
 
 
 def _refused(

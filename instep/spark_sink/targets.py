@@ -10,9 +10,7 @@ from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.sinks import batches, inspection
 from instep.sinks.target import Target
-from instep.spark_sink.definition import SEPARATOR, SinkDefinition, SinkTable
-
-TOPIC = "sink:spark"  # in place of a topic's name, in quarantine; Kafka allows no colon there
+from instep.spark_sink.definition import SinkDefinition, SinkTable
 
 NUMBERS = (kinds.Float, kinds.Numeric, kinds.Json)
 # The kinds of columns that take the values of a Spark type.
@@ -41,7 +39,9 @@ def inspect(definition: SinkDefinition, schema: spark.StructType) -> list[Target
     instep's own tables are created if they are missing; the sink's tables are never changed.
     """
     rows = [(table, rows_of(table, schema)) for table in definition.tables]
-    declared = [(table, fields, _pipeline(definition, table, fields)) for table, fields in rows]
+    declared = [
+        (table, fields, table.pipeline_settings(definition.url, fields)) for table, fields in rows
+    ]
     batches.create_missing(definition.url)
     found = []
     for table, fields, pipeline in declared:
@@ -116,22 +116,6 @@ def _type_of(name: str, schema: spark.StructType) -> spark.DataType:
             f"its columns are: {', '.join(names)}",
         )
     return schema[name].dataType
-
-
-def _pipeline(
-    definition: SinkDefinition, table: SinkTable, fields: dict[str, spark.DataType]
-) -> settings.Pipeline:
-    """Return the settings of a pipeline that writes such rows to the table."""
-    return settings.Pipeline(
-        topic=TOPIC,
-        target=definition.url,
-        table=table.table,
-        key=list(table.key),
-        key_separator=SEPARATOR,
-        history=False,
-        event=settings.EventMapping(document=list(table.key), order=table.order),
-        columns={name: name for name in fields if name not in table.key},
-    )
 
 
 def _check_type(table: SinkTable, column: TargetColumn, kind: spark.DataType) -> None:
