@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick versions campaign check format lock docs docs-serve print-shop recording clean
+.PHONY: help demo demo-console test quick versions campaign check format lock docs docs-serve print-shop pictures recording clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,10 +13,12 @@ help: ## print these targets
 demo: $(READY) ## polling compared with events in a terminal: local broker, Spark, SQLite, kill -9 of pipeline and broker
 	@$(BIN)/instep demo
 
+demo-console: $(READY) ## a pipeline with events that keep flowing, shown in a web console
+	@$(BIN)/instep demo --console
+
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long and not own_spark"
-	@$(BIN)/python -m pytest tests/spark_sink -m "own_spark and not long"
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long"
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
@@ -27,8 +29,7 @@ versions: $(READY) ## the tests that depend on the database, on other versions; 
 campaign: $(READY) ## mixed faults on every database, compared with a model: about 10 minutes (ARGS="--seed 7 --databases postgres")
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m tests.campaign $(ARGS)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "long and not own_spark"
-	@$(BIN)/python -m pytest tests/spark_sink -m "own_spark and long"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long
 
 check: $(READY) ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check .
@@ -51,6 +52,9 @@ docs-serve: $(READY) ## build the documentation and show it on http://127.0.0.1:
 
 print-shop: $(READY) ## a print system and a contract system, and instep between them: a page shows both
 	@$(BIN)/python examples/print_shop/run.py
+
+pictures: $(READY) ## the pictures of the console in the documentation: about three minutes
+	@$(BIN)/python -m scripts.console_pictures docs/images
 
 recording: $(READY) ## record the demo again for README: about 90 seconds, on a quiet machine
 	@$(BIN)/python -m scripts.record_demo record build/demo.cast

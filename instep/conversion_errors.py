@@ -64,8 +64,13 @@ def explain(message: str, kind: Any, place: str = "") -> Problem:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.5) -> str:
-    """Suggest the most similar known words, as the end of a sentence; empty if none is similar."""
-    close = difflib.get_close_matches(word, list(known), n=count, cutoff=cutoff)
+    """Suggest the most similar known words, as the end of a sentence; empty if none is similar.
+
+    Case does not matter for that.
+    """
+    folded = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(word.casefold(), folded, n=count, cutoff=cutoff)
+    close = [folded[name] for name in found]
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
@@ -85,6 +90,8 @@ def example(key: str, kind: Any, default: Any = None) -> str:
     kind = plain(kind)
     if get_origin(kind) is dict or _is_struct(kind):
         return f"a table: the line [{key}], and below it a line name = value for each entry"
+    if get_origin(kind) is list and _is_struct(get_args(kind)[0]):
+        return f"tables: the line [[{key}]], and below it a line name = value for each entry"
     if get_origin(kind) is list:
         return f"{key} = [{_value(get_args(kind)[0], None)}]"
     return f"{key} = {_value(kind, default)}"
@@ -155,10 +162,10 @@ def _descend(kind: Any, path: str) -> tuple[Any, Any]:
             inner = get_args(kind)
             kind = inner[-1] if inner else str
         elif _is_struct(kind):
-            known = {one.name: one for one in msgspec.structs.fields(kind)}
+            known = {one.encode_name: one for one in msgspec.structs.fields(kind)}
             if field not in known:
                 return str, None
-            kind = get_type_hints(kind, include_extras=True)[field]
+            kind = get_type_hints(kind, include_extras=True)[known[field].name]
             declared = known[field].default
             default = declared if isinstance(declared, (str, int, float)) else None
         else:

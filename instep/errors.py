@@ -15,6 +15,7 @@
     │   ├── DatabaseUnreachable
     │   │   └── DatabaseMissing   the server has no database with that name
     │   ├── DatabaseFull          no space left
+    │   ├── ArchiveUnusable       the table of an archive cannot be read or written
     │   └── SourceUnreachable     the source's query service does not answer
     ├── NotAuthorised             wrong password or certificate, no permission    exit 2
     ├── BridgeBusy                another process uses the bridge's state file    exit 2
@@ -26,13 +27,13 @@
     │   └── TooMuchAtOnce         a timeout or a limit: use smaller transactions
     ├── StartAgain                nothing is wrong, but the flow must restart
     │   ├── LedgerMoved           the ledger is not where this run left it
-    │   └── TableConstrained      the table got a constraint or a trigger
+    │   ├── TableConstrained      the table got a constraint or a trigger
+    │   └── SessionEnded          a relay or a stream starts a new session
+    │       └── LeaseLost         another relay process has taken over
     ├── RowRefused                the target table refuses a row
     │   ├── ParentMissing         a foreign key does: the parent row does not exist
     │   └── TransactionUndone     and the database rolled back the transaction
-    ├── RelaySessionEnded         the relay starts a new session
-    │   └── LeaseLost             another relay process has taken over
-    └── NamedStop                 ends a pipeline, relay or sink before harm is done    exit 3
+    └── NamedStop                 ends a job, relay or sink before harm is done         exit 3
         ├── Fenced                FENCED
         ├── TopicGone             TOPIC_GONE
         ├── TopicReplaced         TOPIC_REPLACED
@@ -47,11 +48,19 @@
         ├── ForeignTransactions   FOREIGN_TRANSACTIONS
         ├── OutboxRowTooLarge     OUTBOX_ROW_TOO_LARGE
         ├── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
+        ├── PositionForeign       POSITION_FOREIGN
+        ├── OutputKeyMissing      OUTPUT_KEY_MISSING
+        ├── OutputTooLarge        OUTPUT_TOO_LARGE
         ├── CheckpointReplaced    CHECKPOINT_REPLACED
         ├── BatchDiffers          BATCH_DIFFERS
         ├── BatchesMissing        BATCHES_MISSING
         ├── StagingLost           STAGING_LOST
-        └── KeyNotUnique          KEY_NOT_UNIQUE
+        ├── KeyNotUnique          KEY_NOT_UNIQUE
+        ├── KpiChanged            KPI_CHANGED
+        ├── ArchiveGone           ARCHIVE_GONE
+        ├── ArchiveReplaced       ARCHIVE_REPLACED
+        ├── ArchiveRestored       ARCHIVE_RESTORED
+        └── ArchiveChanged        ARCHIVE_CHANGED
 
 Callers retry by type, never by text. Each driver's errors are translated in one place, beside the
 driver. Each type has a usual remedy, for errors that are raised without one of their own.
@@ -180,6 +189,15 @@ class DatabaseFull(Unreachable):
     )
 
 
+class ArchiveUnusable(Unreachable):
+    """The table of an archive cannot be read or written. A running archive waits."""
+
+    usual_remedy = (
+        "check `path`, its permissions and the free space there, and for an object store its"
+        " address and credentials; a running archive then continues by itself"
+    )
+
+
 class SourceUnreachable(Unreachable):
     """The source's query service does not answer. A running bridge waits for it."""
 
@@ -287,13 +305,13 @@ class TransactionUndone(RowRefused):
     """The target table refused a row, and the database rolled back the whole transaction."""
 
 
-class RelaySessionEnded(InstepError):
-    """The relay cannot know what became of its transaction. A new session finds out."""
+class SessionEnded(StartAgain):
+    """Nobody knows what became of the last Kafka transaction. A new session finds out."""
 
-    usual_remedy = "nothing to do: the relay starts a new session by itself"
+    usual_remedy = "nothing to do: a new session starts by itself"
 
 
-class LeaseLost(RelaySessionEnded):
+class LeaseLost(SessionEnded):
     """Another process of the same relay has taken over."""
 
 
@@ -401,7 +419,7 @@ class SourceRestored(NamedStop):
 
 
 class PositionMissing(NamedStop):
-    """The relay has published before, but its position is no longer in Kafka."""
+    """A relay or a stream has published before, but its position is no longer in Kafka."""
 
     code = "POSITION_MISSING"
     usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
@@ -425,11 +443,38 @@ class OutboxRowTooLarge(NamedStop):
 
 
 class OutputTopicChanged(NamedStop):
-    """The topic that a relay publishes to was replaced, or has another number of partitions."""
+    """The topic that a relay or a stream publishes to was replaced, or has grown."""
 
     code = "OUTPUT_TOPIC_CHANGED"
     usual_remedy = (
         "accept the topic as it is now: instep relay reset --to current; then: instep relay run"
+    )
+
+
+class PositionForeign(NamedStop):
+    """The position of a stream is that of a stream between other topics."""
+
+    code = "POSITION_FOREIGN"
+    usual_remedy = "decide where to continue: instep stream reset; then: instep run"
+
+
+class OutputKeyMissing(NamedStop):
+    """A stream made a record without a key, and the settings name no topic for dead letters."""
+
+    code = "OUTPUT_KEY_MISSING"
+    usual_remedy = (
+        "let the transformation give every record a key, or set dead_letters of the stream;"
+        " then: instep run"
+    )
+
+
+class OutputTooLarge(NamedStop):
+    """A stream made a record that is too large, and there is no topic for dead letters."""
+
+    code = "OUTPUT_TOO_LARGE"
+    usual_remedy = (
+        "raise max.message.bytes of the output topic, or set dead_letters of the stream;"
+        " then: instep run"
     )
 
 
@@ -474,6 +519,44 @@ class KeyNotUnique(NamedStop):
 
     code = "KEY_NOT_UNIQUE"
     usual_remedy = "aggregate to one row per key, or name the column that orders them: order"
+
+
+class KpiChanged(NamedStop):
+    """The settings of a KPI were changed after it had counted: its rows mean something else."""
+
+    code = "KPI_CHANGED"
+    usual_remedy = (
+        "undo the change, or count again: instep reconcile --kpi NAME --fix --execute;"
+        " then: instep run"
+    )
+
+
+class ArchiveGone(NamedStop):
+    """An archive has a position, but its table is no longer there."""
+
+    code = "ARCHIVE_GONE"
+    usual_remedy = "restore the folder, or correct `path`; then: instep run"
+
+
+class ArchiveReplaced(NamedStop):
+    """The table at an archive's path is not the one that belongs to it."""
+
+    code = "ARCHIVE_REPLACED"
+    usual_remedy = "give the archive a folder of its own: `path`; then: instep run"
+
+
+class ArchiveRestored(NamedStop):
+    """The table of an archive lacks rows below its position: it was restored, or rows deleted."""
+
+    code = "ARCHIVE_RESTORED"
+    usual_remedy = "restore the newest version of the table; then: instep run"
+
+
+class ArchiveChanged(NamedStop):
+    """The table of an archive was altered, so that an archive can no longer write to it."""
+
+    code = "ARCHIVE_CHANGED"
+    usual_remedy = "undo the change, or set `path` to a new folder; then: instep run"
 
 
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any

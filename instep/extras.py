@@ -22,6 +22,8 @@ PACKAGES = {
     "mysql": ("pymysql[rsa]<1.3,>=1.2.4",),
     "poll": ("httpx<1,>=0.28",),
     "report": ("jinja2>=3.1", "matplotlib>=3.10"),
+    "archive": ("deltalake<2,>=1.1",),
+    "console": ("argon2-cffi>=25.1", "jinja2>=3.1", "starlette>=0.46", "uvicorn>=0.34"),
     "lab": ("instep[report]", "pika>=1.3.2", "pyzmq>=26", "redis>=5.2", "stomp.py>=8.2"),
     "bench": ("instep[report,spark,postgres,mysql]",),
 }
@@ -69,6 +71,13 @@ def require_spark() -> None:
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             raise missing(package, "spark")
+
+
+def require_console() -> None:
+    """Raise an error if the packages of the extra `console` are missing."""
+    for package in ("starlette", "uvicorn", "jinja2", "argon2"):
+        if find_spec(package) is None:
+            raise missing(package, "console")
 
 
 def _is_of(requirement: str, extra: str) -> bool:

@@ -11,7 +11,7 @@ import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from instep import bridge_urls, conversion_errors, errors, spark_options
+from instep import bridge_urls, conversion_errors, durations, errors, spark_options
 from instep.conversion_errors import nearest as nearest
 from instep.masking import STARS, masked_url
 
@@ -54,7 +54,12 @@ TYPE = re.compile(
     r"|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
 
-RELAY_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+LINE_SEPARATOR = "\x1f"  # between the parts of a key of a further table; no id may contain it
+
+TRANSFORMED_TOPIC_MAX = 244
+TOPIC_PART = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+DURATION_MIN, DURATION_MAX = timedelta(seconds=1), timedelta(days=3_650)
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -69,6 +74,7 @@ Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 EngineName = Literal["resident", "micro-batch"]
 Missing = Literal["insert", "park", "ignore"]
 Deletes = Literal["row", "ignore", "park", "clear"]
+FurtherDeletes = Literal["row", "ignore"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Unit = Literal["s", "ms", "us"]
@@ -78,13 +84,35 @@ ReaderClient = Literal["java", "librdkafka", "kafka-python", "aiokafka", "spark"
 RelayGuarantee = Literal["exactly-once", "at-least-once"]
 TooLarge = Literal["dead-letter", "stop"]
 Vanished = Literal["ignore", "delete"]
+# the reasons for which a document is parked, except that it waits behind another event
+ParkingReason = Literal[
+    "TEXT_TOO_LONG",
+    "NOT_IN_CHARACTER_SET",
+    "NUMBER_OUT_OF_RANGE",
+    "TIME_OUT_OF_RANGE",
+    "NOT_A_CHOICE",
+    "NULL_NOT_ALLOWED",
+    "STATUS_UNKNOWN",
+    "TRANSITION_NOT_ALLOWED",
+    "DOCUMENT_MISSING",
+    "DELETE_NOT_ALLOWED",
+    "ID_TAKEN_FOR_ANOTHER",
+    "LINE_KEY_UNFIT",
+    "PARENT_MISSING",
+    "REFUSED_BY_TARGET",
+]
 
 BRIDGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the default state file has it
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+KPI_NAME_CHARACTERS_MAX = 200  # of a status or a duration: a part of the key of a KPI row
 EVENT_FIELDS = ("doc_id", "status", "version", "updated_at")  # what the publisher itself writes
 LINK_HEADER = "@link"
 
+
+# The kinds of jobs that `instep run` runs, with the tables that declare them. A name is declared
+# only once among them.
+JOB_TABLES = {"pipeline": "pipelines", "stream": "streams", "kpi": "kpis", "archive": "archives"}
 
 Declared = TypeVar("Declared")
 
@@ -202,6 +230,93 @@ class ColumnMapping(SettingsTable, frozen=True, kw_only=True):
     trim: Annotated[bool, Meta(description="remove white space from both ends of a string")] = False
 
 
+class Redrive(SettingsTable, frozen=True, kw_only=True):
+    """Which parked documents a running pipeline releases again by itself, and how often."""
+
+    reason: Annotated[
+        list[ParkingReason], Meta(description='reasons of the documents: ["REFUSED_BY_TARGET"]')
+    ]
+    every: Annotated[
+        str, Meta(description="time between two attempts for a document: s, m, h or d")
+    ] = "5m"
+    attempts: Annotated[
+        int, Meta(description="attempts until it is left to an operator", ge=1, le=1_000)
+    ] = 3
+    rate: Annotated[
+        int, Meta(description="maximum number of documents per second", ge=1, le=10_000)
+    ] = 100
+
+    @property
+    def interval(self) -> timedelta:
+        """Return the time between two attempts."""
+        return durations.parse(self.every) or timedelta.max
+
+
+class FurtherTable(SettingsTable, frozen=True, kw_only=True):
+    """A table that a pipeline writes besides its main one, in the same transaction."""
+
+    table: Annotated[str, Meta(description="further table, or schema.table")]
+    key: Annotated[
+        str | list[str],
+        Meta(
+            description="columns with the document's id, in the order of the pipeline's `key`;"
+            " default: the same names"
+        ),
+    ] = []
+    line_key: Annotated[
+        str | list[str],
+        Meta(
+            description="columns of `columns` that belong to the key too: each event with other"
+            " values adds a row (a line); default: one row for each document"
+        ),
+    ] = []
+    order: Annotated[
+        str | None,
+        Meta(
+            description="field that a guard of this table's own compares; default: the table takes"
+            " the events that the pipeline's guard lets through"
+        ),
+    ] = None
+    deletes: Annotated[
+        FurtherDeletes | None,
+        Meta(
+            description="what a delete does to the document's rows: row deletes them, ignore keeps"
+            " them; default: row if it deletes the main row, else ignore"
+        ),
+    ] = None
+    columns: Annotated[
+        dict[str, str | ColumnMapping],
+        Meta(description="table column = event field, or a table with `field` and more"),
+    ]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return the key's columns behind the document's id."""
+        return tuple(_listed(self.line_key))
+
+    @property
+    def mapped(self) -> dict[str, ColumnMapping]:
+        """Return the columns, each in the long form."""
+        return _long_form(self.columns)
+
+
+class Transform(SettingsTable, frozen=True, kw_only=True):
+    """The transformation of a pipeline: what becomes of a record before it is an event."""
+
+    sql: Annotated[
+        str | None,
+        Meta(description="one SELECT statement of Spark SQL: `SELECT … FROM records`"),
+    ] = None
+    python: Annotated[
+        str | None,
+        Meta(description="a function from DataFrame to DataFrame: package.module:function"),
+    ] = None
+    delete_when: Annotated[
+        str | None,
+        Meta(description="boolean column of the result; if it is true, the event is a delete"),
+    ] = None
+
+
 class Pipeline(SettingsTable, frozen=True, kw_only=True):
     """One flow from a topic to a target table."""
 
@@ -262,12 +377,13 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
     ] = 900
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     engine: Annotated[
-        EngineName,
+        EngineName | None,
         Meta(
             description="resident: tasks that keep running read the topic, for the least delay;"
-            " micro-batch: Spark's Structured Streaming"
+            " micro-batch: Spark plans batches; default: resident, or micro-batch if the pipeline"
+            " has a transformation, which needs it"
         ),
-    ] = "resident"
+    ] = None
     linger_ms: Annotated[
         int,
         Meta(
@@ -280,6 +396,10 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
     batch_rows_max: Annotated[
         int, Meta(description="maximum number of records that are read at once", ge=1)
     ] = 400_000
+    transform: Annotated[
+        Transform | None,
+        Meta(description="transformation of the records; the event's fields are its columns"),
+    ] = None
     event: Annotated[EventMapping, Meta(description="fields of the record")] = EventMapping()
     columns: Annotated[
         dict[str, str | ColumnMapping],
@@ -292,6 +412,27 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
             " document"
         ),
     ] = {}
+    due: Annotated[
+        dict[str, str],
+        Meta(
+            description='how long a document may keep a status before it is overdue: QUEUED = "2h";'
+            " s, m, h or d"
+        ),
+    ] = {}
+    tables: Annotated[
+        list[FurtherTable],
+        Meta(description="further tables that the same transaction writes, parents first"),
+    ] = []
+
+    redrive: Annotated[
+        Redrive | None,
+        Meta(description="release parked documents again by themselves; default: not"),
+    ] = None
+
+    @property
+    def due_after(self) -> dict[str, timedelta]:
+        """Return, by status, how long a document may keep it."""
+        return {status: durations.parse(text) or timedelta.max for status, text in self.due.items()}
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -307,10 +448,22 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
     @property
     def mapped(self) -> dict[str, ColumnMapping]:
         """Return the columns, each in the long form."""
-        return {
-            name: one if isinstance(one, ColumnMapping) else ColumnMapping(field=one)
-            for name, one in self.columns.items()
-        }
+        return _long_form(self.columns)
+
+    @property
+    def line_columns(self) -> dict[str, ColumnMapping]:
+        """Return the key's columns behind the document's id; only a further table has some."""
+        return {}
+
+    @property
+    def order_fields(self) -> tuple[str | None, ...]:
+        """Return the fields that a guard compares."""
+        return (self.event.order,)
+
+    @property
+    def chosen_engine(self) -> EngineName:
+        """Return the engine that runs the pipeline."""
+        return self.engine or ("resident" if self.transform is None else "micro-batch")
 
     @property
     def on_delete(self) -> Deletes:
@@ -320,6 +473,53 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
         """
         defaults: dict[Missing, Deletes] = {"insert": "row", "park": "park", "ignore": "ignore"}
         return self.deletes or defaults[self.missing]
+
+
+class FurtherView(Pipeline, frozen=True, kw_only=True):
+    """A pipeline as one of its further tables sees it. Not a table of the settings file."""
+
+    id_types: tuple[str | None, ...]
+    lines: dict[str, ColumnMapping]
+    main_order: str | None
+
+    @property
+    def line_columns(self) -> dict[str, ColumnMapping]:
+        """Return the key's columns behind the document's id."""
+        return self.lines
+
+    @property
+    def order_fields(self) -> tuple[str | None, ...]:
+        """Return the fields that a guard compares."""
+        return (self.event.order, self.main_order)
+
+    @property
+    def key_types(self) -> dict[str, str | None]:
+        """Return the declared type of each key column; None if none is declared."""
+        types = [*self.id_types, *(one.type for one in self.lines.values())]
+        return dict(zip(self.keys, types, strict=True))
+
+
+def further_views(pipeline: Pipeline) -> list[FurtherView]:
+    """Return the pipeline as each of its further tables sees it."""
+    return [_further_view(pipeline, one) for one in pipeline.tables]
+
+
+def _further_view(pipeline: Pipeline, one: FurtherTable) -> FurtherView:
+    return FurtherView(
+        topic=pipeline.topic,
+        guarantee=pipeline.guarantee,
+        target=pipeline.target,
+        table=one.table,
+        key=[*(_listed(one.key) or pipeline.keys), *one.lines],
+        id_types=tuple(pipeline.key_types.values()),
+        key_separator=LINE_SEPARATOR,
+        deletes=one.deletes or ("row" if pipeline.on_delete == "row" else "ignore"),
+        history=False,
+        event=msgspec.structs.replace(pipeline.event, order=one.order),
+        columns={name: column for name, column in one.mapped.items() if name not in one.lines},
+        lines={name: one.mapped[name] for name in one.lines},
+        main_order=pipeline.event.order,
+    )
 
 
 class OutboxColumns(SettingsTable, frozen=True, kw_only=True):
@@ -386,6 +586,123 @@ class Relay(SettingsTable, frozen=True, kw_only=True):
             le=3_600,
         ),
     ] = 3.0
+
+
+class Stream(SettingsTable, frozen=True, kw_only=True):
+    """One stream from a topic to another topic, with a transformation between them."""
+
+    source: Annotated[str, Meta(description="topic to read")] = msgspec.field(name="from")
+    target: Annotated[str, Meta(description="topic to publish to")] = msgspec.field(name="to")
+    sql: Annotated[
+        str | None,
+        Meta(description="transformation as one SELECT statement of Spark SQL: `… FROM records`"),
+    ] = None
+    python: Annotated[
+        str | None,
+        Meta(
+            description="transformation as a function from DataFrame to DataFrame:"
+            " package.module:function"
+        ),
+    ] = None
+    start: Annotated[
+        str,
+        Meta(description="where a new stream starts: earliest, latest or an ISO 8601 time"),
+    ] = "earliest"
+    guarantee: Annotated[
+        RelayGuarantee,
+        Meta(description="exactly-once, or at-least-once for a cluster without transactions"),
+    ] = "exactly-once"
+    dead_letters: Annotated[
+        str | None,
+        Meta(
+            description="topic for output records that cannot be published, because they have no"
+            " key or are too large; default: the stream stops"
+        ),
+    ] = None
+    batch_rows_max: Annotated[
+        int, Meta(description="maximum number of records that are read at once", ge=1)
+    ] = 400_000
+
+    @property
+    def is_transformed(self) -> bool:
+        """Return whether it has a transformation, for which Spark SQL is needed."""
+        return self.sql is not None or self.python is not None
+
+
+class Kpi(SettingsTable, frozen=True, kw_only=True):
+    """Status changes counted per minute, and the time between two of them, kept in a table."""
+
+    pipeline: Annotated[
+        str | None,
+        Meta(description="pipeline whose topic, event fields and target database are used"),
+    ] = None
+    topic: Annotated[str | None, Meta(description="topic to read, instead of `pipeline`")] = None
+    event: Annotated[
+        EventMapping | None, Meta(description="fields of the record, if there is no `pipeline`")
+    ] = None
+    target: Annotated[
+        str | None,
+        Meta(
+            description="target database as a SQLAlchemy URL; default: that of the pipeline",
+            extra={"secret": IN_URL},
+        ),
+    ] = None
+    table: Annotated[str, Meta(description="table of the KPI rows, or schema.table")]
+    durations: Annotated[
+        dict[str, list[str]],
+        Meta(
+            description="durations by name: the time from a document's first event with one status"
+            ' to the first with another: ["QUEUED", "PRINTED"]'
+        ),
+    ] = {}
+    watermark_s: Annotated[
+        int,
+        Meta(
+            description="how many seconds an event may be late; a document without an event for"
+            " longer is a new one when it comes back",
+            ge=60,
+            le=31_536_000,
+        ),
+    ] = 86_400
+    start: Annotated[
+        str, Meta(description="where a new KPI starts: earliest, latest or an ISO 8601 time")
+    ] = "earliest"
+    batch_rows_max: Annotated[
+        int, Meta(description="maximum number of records that are read at once", ge=1)
+    ] = 100_000
+
+
+class Archive(SettingsTable, frozen=True, kw_only=True):
+    """One archive: a topic as a Delta table."""
+
+    topic: Annotated[str, Meta(description="topic to archive")]
+    path: Annotated[
+        str,
+        Meta(
+            description="folder of the Delta table, or an object store's URL: s3://…, az://…, gs://…"
+        ),
+    ]
+    start: Annotated[
+        str,
+        Meta(description="where a new archive starts: earliest, latest or an ISO 8601 time"),
+    ] = "earliest"
+    commit_every_s: Annotated[
+        float,
+        Meta(description="longest time that a record waits for its commit", ge=0.1, le=3_600),
+    ] = 60.0
+    file_mb: Annotated[
+        int,
+        Meta(
+            description="size of the files into which small ones are joined; joining needs about"
+            " ten times that much memory in the driver",
+            ge=1,
+            le=1_024,
+        ),
+    ] = 64
+    vacuum_after_hours: Annotated[
+        int,
+        Meta(description="remove files that the table has not needed for so long; 0: never", ge=0),
+    ] = 168
 
 
 class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
@@ -558,6 +875,9 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
     pipelines: Annotated[dict[str, Pipeline], Meta(description="pipelines, by name")] = {}
+    streams: Annotated[dict[str, Stream], Meta(description="streams, by name")] = {}
+    kpis: Annotated[dict[str, Kpi], Meta(description="KPIs, by name")] = {}
+    archives: Annotated[dict[str, Archive], Meta(description="archives, by name")] = {}
     relays: Annotated[dict[str, Relay], Meta(description="relays, by name")] = {}
     publishers: Annotated[
         dict[str, DeclaredPublisher],
@@ -590,6 +910,13 @@ class Loaded(msgspec.Struct, frozen=True):
             if name == key or name.startswith(f"{key}.")
         ]
         return ", ".join(dict.fromkeys(below)) or "default"
+
+
+def _long_form(columns: Mapping[str, str | ColumnMapping]) -> dict[str, ColumnMapping]:
+    return {
+        name: one if isinstance(one, ColumnMapping) else ColumnMapping(field=one)
+        for name, one in columns.items()
+    }
 
 
 def _listed(one_or_several: str | list[str]) -> list[str]:
@@ -670,7 +997,15 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
 
 def _converted(expanded: dict[str, Any]) -> Settings:
     """Convert a tree to settings, and check them."""
-    for kind, place in ((Pipeline, "pipelines"), (Relay, "relays"), (Bridge, "bridges")):
+    tables = (
+        (Pipeline, "pipelines"),
+        (Stream, "streams"),
+        (Kpi, "kpis"),
+        (Archive, "archives"),
+        (Relay, "relays"),
+        (Bridge, "bridges"),
+    )
+    for kind, place in tables:
         named = expanded.get(place, {})
         for name, table in named.items() if isinstance(named, dict) else ():
             _convert(table, kind, f"{place}.{name}")
@@ -679,8 +1014,16 @@ def _converted(expanded: dict[str, Any]) -> Settings:
         _check_relay(relay_name)
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
+    for stream_name, declared_stream in settings.streams.items():
+        _check_stream(stream_name, declared_stream)
+    for kpi_name, declared_kpi in settings.kpis.items():
+        _check_kpi(settings, kpi_name, declared_kpi)
+    for archive_name, declared_archive in settings.archives.items():
+        _check_archive(archive_name, declared_archive)
     for bridge_name, declared in settings.bridges.items():
         _check_bridge(bridge_name, declared)
+    _refuse_shared_names(settings)
+    _refuse_shared_folders(settings)
     _check_security(settings.kafka.security)
     spark_options.check(settings.spark.master, settings.spark.memory)
     return _with_absolute_paths(settings)
@@ -713,8 +1056,50 @@ def _origin(file: str, value: Any) -> str:
 
 
 def any_query(settings: Settings, names: Iterable[str]) -> bool:
-    """Return whether any of these pipelines is a query of Structured Streaming."""
-    return any(pipeline(settings, name).engine == "micro-batch" for name in names)
+    """Return whether any of these jobs is a query of Structured Streaming."""
+    for name in names:
+        match job_kind(settings, name):
+            case "pipeline":
+                is_query = settings.pipelines[name].chosen_engine == "micro-batch"
+            case "stream":
+                is_query = settings.streams[name].is_transformed
+            case "archive":
+                is_query = False
+            case _:
+                is_query = True
+        if is_query:
+            return True
+    return False
+
+
+def job_names(settings: Settings) -> list[str]:
+    """Return the names of everything that `instep run` runs, pipelines first."""
+    return [name for table in JOB_TABLES.values() for name in getattr(settings, table)]
+
+
+def job_kind(settings: Settings, name: str) -> str:
+    """Return the kind of a declared job; raise SettingsError that suggests the nearest name."""
+    for kind, table in JOB_TABLES.items():
+        if name in getattr(settings, table):
+            return kind
+    kinds = " or ".join(kind for kind, table in JOB_TABLES.items() if getattr(settings, table))
+    _named(kinds or "pipeline", dict.fromkeys(job_names(settings)), name)
+    raise AssertionError(name)
+
+
+def stream(settings: Settings, name: str) -> Stream:
+    """Return the stream with that name; raise SettingsError that suggests the nearest one."""
+    return _named("stream", settings.streams, name)
+
+
+def kpi(settings: Settings, name: str) -> Kpi:
+    """Return the KPI with that name; raise SettingsError that suggests the nearest one."""
+    return _named("kpi", settings.kpis, name)
+
+
+def archive(settings: Settings, name: str) -> Archive:
+    """Return the archive with that name; raise SettingsError that suggests the nearest one."""
+    return _named("archive", settings.archives, name)
 
 
 def pipeline(settings: Settings, name: str) -> Pipeline:
@@ -765,7 +1150,8 @@ def _override(
     step, rest = path[0], path[1:]
     if _is_table(kind):
         known = {
-            field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)
+            field.encode_name.upper(): (field.encode_name, field.type)
+            for field in msgspec.structs.fields(kind)
         }
         if step.upper() not in known:
             raise errors.SettingsError(
@@ -841,19 +1227,25 @@ def _leaves(tree: dict[str, Any], before: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{before}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            for number, table in enumerate(value):
+                yield from _leaves(table, f"{before}{key}[{number}].")
         else:
             yield f"{before}{key}", value
 
 
 def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
     kind = _plain(table)
+    if isinstance(tree, list) and get_origin(kind) is list:
+        for number, one in enumerate(tree):
+            _refuse_unknown(one, get_args(kind)[0], f"{where.rstrip('.')}[{number}].")
     if not isinstance(tree, dict):
         return
     if get_origin(kind) is dict:
         for key, value in tree.items():
             _refuse_unknown(value, get_args(kind)[1], f"{where}{key}.")
     elif _is_table(kind):
-        known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
         for key, value in tree.items():
             if key not in known:
                 place = f"[{where.rstrip('.')}]" if where else "the settings file"
@@ -935,7 +1327,12 @@ def _check(name: str, pipeline: Pipeline) -> None:
             f'add a column to [{place}.columns]: print_version = "{pipeline.event.order}"',
         )
     _check_columns(place, pipeline)
+    for number, further in enumerate(pipeline.tables):
+        _check_further(f"{place}.tables[{number}]", pipeline, further)
     _check_transitions(place, pipeline)
+    _check_transform(place, pipeline)
+    _check_due(place, pipeline)
+    _check_redrive(place, pipeline)
     if pipeline.cleared_status is not None and (
         pipeline.deletes != "clear" or pipeline.event.status not in fields
     ):
@@ -943,18 +1340,188 @@ def _check(name: str, pipeline: Pipeline) -> None:
             f'{place}.cleared_status needs deletes = "clear" and a column for the status',
             f'add deletes = "clear" to [{place}], or remove cleared_status',
         )
+    _check_start(place, pipeline.start)
+
+
+def _check_further(place: str, pipeline: Pipeline, further: FurtherTable) -> None:
+    view = _further_view(pipeline, further) if set(further.lines) <= set(further.columns) else None
+    if view is None or len(set(further.lines)) < len(further.lines):
+        raise errors.SettingsError(
+            f"{place}.line_key is {further.line_key!r}",
+            f"name each column once, and say in {place}.columns which field it holds",
+        )
+    if len(view.keys) - len(view.lines) != len(pipeline.keys):
+        raise errors.SettingsError(
+            f"{place}.key is {further.key!r}, but a document's id has the columns"
+            f" {', '.join(pipeline.keys)}",
+            "name as many columns, in the same order; other columns of the key belong in line_key",
+        )
+    tables = [pipeline.table, *(one.table for one in pipeline.tables)]
+    if tables.count(further.table) > 1:
+        raise errors.SettingsError(
+            f"{place}.table is {further.table!r}, which the pipeline writes already",
+            "name each table once",
+        )
+    if not view.columns:
+        raise errors.SettingsError(
+            f"{place}.columns has no column beside the key", "add at least one line: column = field"
+        )
+    for name in view.keys:
+        if name in view.columns:
+            raise errors.SettingsError(
+                f"{place}.columns.{name} is a key column, which has the document's id already",
+                "remove the line",
+            )
+    for name, line in view.lines.items():
+        _check_line(f"{place}.columns.{name}", line)
+    fields = {column.field for column in further.mapped.values()}
+    if further.order is not None and further.order not in fields:
+        raise errors.SettingsError(
+            f"{place}.order is {further.order!r}, but no column of the table stores it",
+            f'add a column to {place}.columns: version = "{further.order}"',
+        )
+    _refuse_position(f"{place}.order", further.order)
+    for name, column in further.mapped.items():
+        _check_column(f"{place}.columns.{name}", column, view.event)
+
+
+def _check_line(place: str, line: ColumnMapping) -> None:
+    if line.field is None or line.convert == "boolean":
+        raise errors.SettingsError(
+            f"{place} is part of the key and {'a constant' if line.field is None else 'a boolean'}",
+            "name a field with a text, a number, a time or a date; for a line for every event:"
+            ' "@partition" and "@offset"',
+        )
+    if line.type is not None:
+        column_type(line.type, f"{place}.type", PART_TYPES)
+
+
+def _refuse_position(place: str, field: str | None) -> None:
+    if field in ("@offset", "@partition"):
+        raise errors.SettingsError(
+            f"{place} is {field!r}, which says nothing about the document",
+            "use a field of the value, a header or @timestamp",
+        )
+
+
+def _check_start(place: str, start: str) -> None:
     try:
-        start_time(pipeline.start)
+        start_time(start)
     except msgspec.ValidationError:
         raise errors.SettingsError(
-            f"{place}.start is {pipeline.start!r}",
+            f"{place}.start is {start!r}",
             'use "earliest", "latest" or a time such as "2026-11-01T08:00:00Z"',
         ) from None
 
 
+def _refuse_shared_names(settings: Settings) -> None:
+    """Refuse a name that two jobs have: `instep run NAME` would be ambiguous."""
+    seen: dict[str, str] = {}
+    for table in JOB_TABLES.values():
+        for name in getattr(settings, table):
+            if name in seen:
+                raise errors.SettingsError(
+                    f"{seen[name]}.{name} and {table}.{name} have the same name, which"
+                    " `instep run` needs to tell them apart",
+                    "rename one of them; a job that has run before keeps its position only under"
+                    " its old name",
+                )
+            seen[name] = table
+
+
+def _refuse_shared_folders(settings: Settings) -> None:
+    """Refuse two archives in one folder."""
+    seen: dict[str, str] = {}
+    for name, archive in settings.archives.items():
+        other = seen.setdefault(archive.path.rstrip("/"), name)
+        if other != name:
+            raise errors.SettingsError(
+                f"archives.{name}.path is the folder of archives.{other}",
+                "give each archive a folder of its own",
+            )
+
+
+def _check_stream(name: str, stream: Stream) -> None:
+    place = f"streams.{name}"
+    if not TOPIC_PART.fullmatch(name):
+        raise errors.SettingsError(
+            f"{place}: a stream's name is part of a topic's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
+    if stream.sql is not None and stream.python is not None:
+        raise errors.SettingsError(f"{place} has both sql and python", "remove one of them")
+    if stream.target == stream.source or stream.dead_letters == stream.source:
+        raise errors.SettingsError(
+            f"{place} publishes to the topic {stream.source!r} that it reads: it would never end",
+            "publish to another topic",
+        )
+    if stream.dead_letters == stream.target:
+        raise errors.SettingsError(
+            f"{place}.dead_letters is the output topic", "choose another topic"
+        )
+    _check_start(place, stream.start)
+
+
+def _check_kpi(settings: Settings, name: str, kpi: Kpi) -> None:
+    place = f"kpis.{name}"
+    if not name or len(name) > 100:
+        raise errors.SettingsError(
+            f"{place}: a KPI's name must have 1 to 100 characters", "choose another name"
+        )
+    if (kpi.pipeline is None) is (kpi.topic is None):
+        problem = "both `pipeline` and `topic`" if kpi.topic else "neither `pipeline` nor `topic`"
+        raise errors.SettingsError(f"{place} has {problem}", "name one of them")
+    event = kpi.event
+    if kpi.pipeline is not None:
+        event = pipeline(settings, kpi.pipeline).event
+    if kpi.pipeline is not None and kpi.event is not None:
+        raise errors.SettingsError(
+            f"{place}.event is set, but pipeline {kpi.pipeline!r} says which fields are used",
+            "remove it, or name a topic instead of the pipeline",
+        )
+    if kpi.topic is not None and kpi.target is None:
+        raise errors.SettingsError(
+            f"{place} has no target database", 'add e.g. target = "sqlite:///kpis.db"'
+        )
+    if event is None or event.status is None:
+        where = f"pipelines.{kpi.pipeline}" if kpi.pipeline else place
+        raise errors.SettingsError(
+            f"{place} counts status changes, but {where}.event.status is not set",
+            f'add to [{where}.event]: status = "status"',
+        )
+    _check_durations(place, kpi)
+    _check_start(place, kpi.start)
+
+
+def _check_durations(place: str, kpi: Kpi) -> None:
+    for name, statuses in kpi.durations.items():
+        if not name or len(name) > KPI_NAME_CHARACTERS_MAX or not name.isprintable():
+            raise errors.SettingsError(
+                f"{place}.durations: {name!r} cannot be the name of a duration",
+                f"use 1 to {KPI_NAME_CHARACTERS_MAX} printable characters",
+            )
+        if len(set(statuses)) != 2 or len(statuses) != 2 or "" in statuses:
+            raise errors.SettingsError(
+                f"{place}.durations.{name} is {statuses!r}",
+                'name two different statuses: ["QUEUED", "PRINTED"]',
+            )
+
+
+def _check_archive(name: str, archive: Archive) -> None:
+    place = f"archives.{name}"
+    if not TOPIC_PART.fullmatch(name):
+        raise errors.SettingsError(
+            f"{place}: an archive's name is part of a consumer group's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
+    if not archive.path:
+        raise errors.SettingsError(f"{place}.path is empty", "name a folder of its own")
+    _check_start(place, archive.start)
+
+
 def _check_relay(name: str) -> None:
     """Refuse a name that cannot be part of a topic's name."""
-    if not RELAY_NAME.fullmatch(name):
+    if not TOPIC_PART.fullmatch(name):
         raise errors.SettingsError(
             f"relays.{name}: a relay's name is part of a topic's name",
             "use 1 to 100 letters, digits, dots, hyphens and underscores",
@@ -1008,12 +1575,7 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
 def _check_columns(place: str, pipeline: Pipeline) -> None:
     event = pipeline.event
     for part in ("status", "order", "at"):
-        if getattr(event, part) in ("@offset", "@partition"):
-            raise errors.SettingsError(
-                f"{place}.event.{part} is {getattr(event, part)!r},"
-                " which says nothing about the document",
-                "use a field of the value, a header or @timestamp",
-            )
+        _refuse_position(f"{place}.event.{part}", getattr(event, part))
     for name, column in pipeline.mapped.items():
         _check_column(f"{place}.columns.{name}", column, event)
 
@@ -1075,25 +1637,106 @@ def column_type(
     return name, sizes
 
 
-def _check_transitions(place: str, pipeline: Pipeline) -> None:
-    if not pipeline.transitions:
-        return
+def _require_status(place: str, key: str, pipeline: Pipeline) -> None:
+    """Refuse a setting that needs the document's status if the pipeline does not have it."""
     if pipeline.event.status is None:
         raise errors.SettingsError(
-            f"{place}.transitions needs the event's status, but event.status is not set",
+            f"{place}.{key} needs the event's status, but event.status is not set",
             f'add to [{place}.event]: status = "status"',
         )
     if pipeline.event.status not in {column.field for column in pipeline.mapped.values()}:
         raise errors.SettingsError(
-            f"{place}.transitions needs the document's current status,"
+            f"{place}.{key} needs the document's current status,"
             f" but no column stores {pipeline.event.status!r}",
             f'add a column to [{place}.columns]: print_status = "{pipeline.event.status}"',
         )
+
+
+def _check_due(place: str, pipeline: Pipeline) -> None:
+    if not pipeline.due:
+        return
+    _require_status(place, "due", pipeline)
+    for status, text in pipeline.due.items():
+        if not status:
+            raise errors.SettingsError(f"{place}.due has an empty status", "name every status")
+        after = durations.parse(text)
+        if after is None or not DURATION_MIN <= after <= DURATION_MAX:
+            raise errors.SettingsError(
+                f"{place}.due.{status} is {text!r}, which is not a duration"
+                f" from 1 s to {DURATION_MAX.days} days",
+                'write e.g. "90s", "90m", "2h" or "3d"',
+            )
+    fields = {column.field for column in pipeline.mapped.values()}
+    at = pipeline.event.at or "@timestamp"
+    if not pipeline.history and at not in fields:
+        raise errors.SettingsError(
+            f"{place}.due needs the time of a document's last change, but history is off and no"
+            " column stores the event's time",
+            f"set history = true in [{place}], or add a column to [{place}.columns]:"
+            f' changed_at = "{at}"',
+        )
+
+
+def _check_redrive(place: str, pipeline: Pipeline) -> None:
+    if pipeline.redrive is None:
+        return
+    if not pipeline.redrive.reason:
+        raise errors.SettingsError(
+            f"{place}.redrive.reason is empty", 'name a reason: reason = ["REFUSED_BY_TARGET"]'
+        )
+    every = durations.parse(pipeline.redrive.every)
+    if every is None or not DURATION_MIN <= every <= DURATION_MAX:
+        raise errors.SettingsError(
+            f"{place}.redrive.every is {pipeline.redrive.every!r}, which is not a duration"
+            f" from 1 s to {DURATION_MAX.days} days",
+            'write e.g. "90s", "5m", "2h" or "1d"',
+        )
+
+
+def _check_transitions(place: str, pipeline: Pipeline) -> None:
+    if not pipeline.transitions:
+        return
+    _require_status(place, "transitions", pipeline)
     for status, following in pipeline.transitions.items():
         if "" in (status, *following):
             raise errors.SettingsError(
                 f"{place}.transitions has an empty status", "name every status"
             )
+
+
+def _check_transform(place: str, pipeline: Pipeline) -> None:
+    transform = pipeline.transform
+    if transform is None:
+        return
+    if (transform.sql is None) is (transform.python is None):
+        has = "both sql and python" if transform.sql else "neither sql nor python"
+        raise errors.SettingsError(
+            f"{place}.transform has {has}",
+            'set one of them: sql = "SELECT … FROM records" or python = "package.module:function"',
+        )
+    if pipeline.tables:
+        raise errors.SettingsError(
+            f"{place} has a transformation and further tables, which do not work together",
+            "remove [[tables]], or declare a pipeline for each table",
+        )
+    if pipeline.engine == "resident":
+        raise errors.SettingsError(
+            f"{place}.engine is 'resident', but a transformation needs Spark SQL,"
+            " which resident tasks do not have",
+            'remove `engine`, or set engine = "micro-batch"',
+        )
+    for name, column in pipeline.mapped.items():
+        if column.field == "@offset":
+            raise errors.SettingsError(
+                f"{place}.columns.{name} is '@offset', which the events of a transformation lack",
+                "select `offset` in the transformation, and map that column",
+            )
+    if len(pipeline.topic) > TRANSFORMED_TOPIC_MAX:
+        raise errors.SettingsError(
+            f"{place}.topic has {len(pipeline.topic)} characters, but with a transformation the"
+            " number of a result is kept behind it",
+            f"use a topic with at most {TRANSFORMED_TOPIC_MAX} characters",
+        )
 
 
 def _check_bridge(name: str, bridge: Bridge) -> None:
@@ -1181,13 +1824,19 @@ def _check_headers(place: str, headers: Mapping[str, str]) -> None:
 def _with_absolute_paths(settings: Settings) -> Settings:
     """Make file names absolute, because a process in another directory may read the files."""
     bridges = {name: _bridge_files(name, one) for name, one in settings.bridges.items()}
+    archives = {
+        name: one
+        if "://" in one.path
+        else msgspec.structs.replace(one, path=str(Path(one.path).absolute()))
+        for name, one in settings.archives.items()
+    }
     security = settings.kafka.security
     files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
     absolute = {name: str(Path(file).absolute()) for name, file in files.items() if file}
     kafka = msgspec.structs.replace(
         settings.kafka, security=msgspec.structs.replace(security, **absolute)
     )
-    return msgspec.structs.replace(settings, kafka=kafka, bridges=bridges)
+    return msgspec.structs.replace(settings, kafka=kafka, bridges=bridges, archives=archives)
 
 
 def _bridge_files(name: str, bridge: Bridge) -> Bridge:
@@ -1221,7 +1870,9 @@ def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str,
         meta = next(
             (part for part in get_args(hints[field.name]) if isinstance(part, Meta)), Meta()
         )
-        kind = _plain(hints[field.name])
+        name, kind = field.encode_name, _plain(hints[field.name])
+        if get_origin(kind) is list and _is_table(get_args(kind)[0]):
+            name, kind = f"{name}[]", get_args(kind)[0]
         children = describe(kind) if _is_table(kind) else []
         if get_origin(kind) is dict and _is_table(_plain(get_args(kind)[1])):
             short = not _is_table(get_args(kind)[1])
@@ -1229,12 +1880,11 @@ def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str,
             inner = describe(_plain(get_args(kind)[1]))
             children = [(f"{below}.{key}", *rest) for key, *rest in inner]  # type: ignore[misc]
             if short:
-                rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
+                rows.append((name, _type_name(kind), _default(field), meta.description or ""))
         if children:
-            name = field.name
             rows += [(f"{name}.{key}", *rest) for key, *rest in children]  # type: ignore[misc]
         else:
-            rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
+            rows.append((name, _type_name(kind), _default(field), meta.description or ""))
     return rows
 
 
@@ -1249,7 +1899,7 @@ def effective(
     rows: list[tuple[str, Any]] = []
     hints = get_type_hints(type(table), include_extras=True)
     for field in msgspec.structs.fields(table):
-        value, key = getattr(table, field.name), f"{where}{field.name}"
+        value, key = getattr(table, field.name), f"{where}{field.encode_name}"
         extra = next(
             (part.extra or {} for part in get_args(hints[field.name]) if isinstance(part, Meta)), {}
         )
@@ -1263,6 +1913,9 @@ def effective(
                     rows += effective(child, f"{key}.{name}.", hidden=hidden)
                 else:
                     rows.append((f"{key}.{name}", hidden.get(f"{key}.{name}", child)))
+        elif isinstance(value, list) and value and isinstance(value[0], SettingsTable):
+            for number, child in enumerate(value):
+                rows += effective(child, f"{key}[{number}].", hidden=hidden)
         elif isinstance(value, dict):
             shown = {name: hidden.get(f"{key}.{name}", child) for name, child in value.items()}
             for name in shown:

@@ -36,6 +36,7 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     size: int = 150
     history: tuple[bool, ...] = (False, True)
+    lines: tuple[bool, ...] = (False,)
     engines: tuple[settings.EngineName, ...] = get_args(settings.EngineName)
     stale: float = 0.0
     repeated: float = 0.0
@@ -86,7 +87,7 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 
 def check(options: ApplyOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
-    if not options.targets or not options.history or not options.engines:
+    if not (options.targets and options.history and options.lines and options.engines):
         raise errors.SettingsError(
             "there is nothing to measure",
             "name a target and an engine, and give --history no, yes or no,yes",
@@ -155,15 +156,19 @@ class _TargetContest:
             "database": database.pids,
         }
         self._declared = {
-            ranking.NAMES[engine, history]: database.declare(
-                servers.bootstrap,
-                topic,
-                engine=engine,
-                history=history,
-                batch_rows_max=options.batch,
+            ranking.NAMES[engine, history] + (ranking.WITH_LINES if lines else ""): (
+                database.declare(
+                    servers.bootstrap,
+                    topic,
+                    engine=engine,
+                    history=history,
+                    lines=lines,
+                    batch_rows_max=options.batch,
+                )
             )
             for engine in dict.fromkeys(options.engines)
             for history in dict.fromkeys(options.history)
+            for lines in dict.fromkeys(options.lines)
         }
         self._declared |= {
             name: database.declare(

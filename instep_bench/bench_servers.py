@@ -116,19 +116,22 @@ class TargetDatabase:
         *,
         engine: settings.EngineName = "resident",
         history: bool = False,
+        lines: bool = False,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
     ) -> BenchPipeline:
         """Declare a new pipeline from the topic into its own table.
 
-        `url` is another address of this database, for example that of a proxy.
+        With `lines` it writes a second table, a line for each event. `url` is another address of
+        this database, for example that of a proxy.
         """
         [declared] = self.declare_together(
             bootstrap,
             [topic],
             engine=engine,
             history=history,
+            lines=lines,
             spark=spark,
             batch_rows_max=batch_rows_max,
             url=url,
@@ -142,6 +145,7 @@ class TargetDatabase:
         *,
         engine: settings.EngineName = "resident",
         history: bool = False,
+        lines: bool = False,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
@@ -163,7 +167,12 @@ class TargetDatabase:
             "kafka": {"bootstrap": bootstrap},
             "spark": {"master": spark.master, "memory": spark.memory, "conf": spark.conf},
             "pipelines": {
-                name: {"topic": topic, "table": name.replace("-", "_"), **options}
+                name: {
+                    "topic": topic,
+                    "table": name.replace("-", "_"),
+                    "tables": _line_tables(name) if lines else [],
+                    **options,
+                }
                 for name, topic in topic_of.items()
             },
         }
@@ -198,6 +207,11 @@ class TargetDatabase:
                 # Use the direct address: a proxy may be closed by now.
                 pipeline = msgspec.structs.replace(declared.pipeline, target=self.url)
                 leaving.callback(preparation.remove, declared.name, pipeline, own_tables=last)
+
+
+def _line_tables(name: str) -> list[dict[str, Any]]:
+    table = f"{name.replace('-', '_')}_lines"
+    return [{"table": table, "line_key": "version", "columns": COLUMNS}]
 
 
 class BenchServers:

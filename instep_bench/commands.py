@@ -176,6 +176,12 @@ def measure_apply(
     history: Annotated[
         str | None, _list("Keep instep_history: no, yes or both. Default: no,yes.")
     ] = None,
+    lines: Annotated[
+        str | None,
+        _list(
+            "Write a line for each event to a second table as well: no, yes or both. Default: no."
+        ),
+    ] = None,
     engine: Annotated[
         str | None, _list("Engines of instep to measure. Default: resident,micro-batch.")
     ] = None,
@@ -211,6 +217,7 @@ def measure_apply(
         partitions=partitions,
         size=size,
         history=_booleans("--history", history),
+        lines=_booleans("--lines", lines),
         engines=_engines(engine),
         stale=stale,
         repeated=repeated,
@@ -484,6 +491,172 @@ def measure_outbox(
         bootstrap=bootstrap,
     )
     _measure(outbox.run, outbox.OutboxOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("console")
+def measure_console(
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="sqlite, postgres, mariadb (started for you) or a database URL."
+            " Default: postgres.",
+        ),
+    ] = None,
+    history: Annotated[
+        int | None, typer.Option(min=1, help="Rows of history. Default: 10000000.")
+    ] = None,
+    dead_letters: Annotated[
+        int | None, typer.Option(min=1, help="Number of dead letters. Default: 100000.")
+    ] = None,
+    topics: Annotated[
+        int | None, typer.Option(min=0, help="Number of topics. Default: 10000.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests of each page. Default: 50.")
+    ] = None,
+    tabs: Annotated[
+        int | None, typer.Option(min=0, help="Tabs that stay open. Default: 50.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long the tabs are measured. Default: 30.")
+    ] = None,
+    browser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A headless Chromium, to measure from click to paint (needs playwright).",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure how quickly the web console answers when there is much to show."""
+    extras.require_console()
+    from instep_bench import console
+
+    given = _without_omitted(
+        target=target,
+        history=history,
+        dead_letters=dead_letters,
+        topics=topics,
+        requests=requests,
+        tabs=tabs,
+        seconds=seconds,
+        browser=browser,
+        bootstrap=bootstrap,
+    )
+    options = console.ConsoleBenchOptions(**given)
+    _measure(console.run, options, context, as_json=as_json, html=html)
+
+
+@app.command("kpi")
+def measure_kpi(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Events per second. Default: 1000.")] = (
+        None
+    ),
+    minutes: Annotated[
+        int | None, typer.Option(min=1, help="Number of minutes that are measured. Default: 5.")
+    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    partitions: Partitions = None,
+    bootstrap: Bootstrap = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure how far the rows of a KPI are behind the end of their minute."""
+    extras.require_spark()
+    from instep_bench import kpi
+
+    given = _without_omitted(
+        target=target,
+        rate=rate,
+        minutes=minutes,
+        documents=documents,
+        partitions=partitions,
+        bootstrap=bootstrap,
+    )
+    _measure(kpi.run, kpi.KpiOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("sink")
+def measure_sink(
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="sqlite, postgres or mariadb (started for you). Default: postgres.",
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the large batches. Default: 400000.")
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Number of large batches. Default: 4.")
+    ] = None,
+    small_batches: Annotated[
+        int | None, typer.Option(min=1, help="Number of small batches. Default: 20.")
+    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    rounds: Rounds = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure the Spark sink: throughput and cost per micro-batch."""
+    extras.require_spark()
+    from instep_bench import sink
+
+    given = _without_omitted(
+        target=target,
+        rows=rows,
+        batches=batches,
+        small_batches=small_batches,
+        documents=documents,
+        rounds=rounds,
+    )
+    _measure(sink.run, sink.SinkOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("archive")
+def measure_archive(
+    context: typer.Context,
+    events: Annotated[
+        int | None, typer.Option(min=1, help="Events of the topic. Default: 2000000.")
+    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
+    size: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="Size of an event's value. Default: 150.")
+    ] = None,
+    partitions: Partitions = None,
+    rounds: Rounds = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure an archive beside Spark's own file sink: events per second, and size."""
+    extras.require_spark()
+    from instep_bench import archive
+
+    given = _without_omitted(
+        events=events,
+        documents=documents,
+        size=size,
+        partitions=partitions,
+        rounds=rounds,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(archive.run, archive.ArchiveOptions(**given), context, as_json=as_json, html=html)
 
 
 @app.command("scale")

@@ -199,10 +199,16 @@ def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
 
 
 def differing(sink: Sink, expected: load.ExpectedState) -> int:
-    """Return the number of wrong rows, including missing and unexpected documents."""
+    """Return the number of wrong rows, including missing and unexpected documents.
+
+    A further table has a line for each applied event.
+    """
     rows = sink.connection.select(
         f"SELECT {sink.table.key}, status, version FROM {sink.table.name}"  # noqa: S608 - our names
     )
     found = {name: (status, version) for name, status, version in rows}
     wrong = sum(found.get(name) != (row.status, row.version) for name, row in expected.rows.items())
+    for further in sink.further:
+        count = f"SELECT count(*) FROM {further.table.name}"  # noqa: S608 - our names
+        wrong += abs(sink.connection.select(count)[0][0] - expected.applied)
     return wrong + len(found.keys() - expected.rows.keys())

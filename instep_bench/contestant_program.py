@@ -25,16 +25,18 @@ ERROR_CHARACTERS = 900
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Apply this pipeline's topic to its table, up to the end."""
+    """Apply this pipeline's topic to its table, up to the end; or what the options say."""
 
     config: str
     pipeline: str
+    options: list[str] = []
 
 
 class OrderResult(msgspec.Struct, frozen=True):
-    """The end of an order: done, or an error."""
+    """The end of an order: done, with the time of each micro-batch if asked for, or an error."""
 
     error: str = ""
+    batches_ms: list[float] = []
 
 
 def serve(apply: Callable[[Order], OrderResult]) -> None:

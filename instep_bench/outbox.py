@@ -28,7 +28,7 @@ import tomli_w
 from instep import errors, settings
 from instep.demo.pipeline_process import PipelineProcess
 from instep.emit import outgoing
-from instep.kafka import offsets, reading, relay_writer
+from instep.kafka import offsets, position_topic, reading
 from instep.relay import relay as relays
 from instep.relay.session import RelayProgress
 from instep.report.tables import Cell, ReportTable
@@ -200,8 +200,8 @@ class _Relay:
     def __enter__(self) -> _Relay:
         created = tables.prepare(self.settings, self.name)
         self._has_created = any(tables.LEASE_TABLE in statement for statement in created)
-        relay_writer.create_position_topic(self._servers.cluster, self.name)
-        self._servers.remove_topic_later(relay_writer.position_topic(self.name))
+        position_topic.create(self._servers.cluster, position_topic.of_relay(self.name).topic)
+        self._servers.remove_topic_later(position_topic.of_relay(self.name).topic)
         return self
 
     def __exit__(self, *_: object) -> None:

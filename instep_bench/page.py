@@ -17,6 +17,7 @@ TITLES = {
     "freshness": "Freshness: from an event happening to its commit",
     "relay": "Outbox to topic",
     "sharing": "Freshness while another pipeline catches up",
+    "archive": "Topics archived as Parquet files",
     "scale": "Cost per event as things grow",
 }
 

@@ -19,6 +19,7 @@ NAMES: dict[tuple[settings.EngineName, bool], str] = {
     ("micro-batch", False): "instep micro-batch",
     ("micro-batch", True): "instep micro-batch with history",
 }
+WITH_LINES = " and lines"  # behind the name of a pipeline that writes a line for each event too
 OURS = "exactly once, in order (version guard); bad events are kept as dead letters"
 WARM_UPS = 2  # the JVM still compiles code in its first runs
 SERVERS = ("broker", "database")
@@ -152,7 +153,7 @@ def plots(ranked: Sequence[RankedRun], measured: Sequence[Figure]) -> list[Plot]
         if rates:
             drawn.append(charts.bars(f"Throughput, {start}", rates, x="target", by="contestant"))
     for (target, contestant, start), runs in grouped(ranked).items():
-        if start == "cold" and contestant in NAMES.values():
+        if start == "cold" and contestant not in baselines.GUARANTEES:
             samples = {
                 role: [(one.at_s, one.rss_mb) for one in use.samples]
                 for role, use in runs[-1].usage.items()

@@ -23,7 +23,7 @@ import msgspec
 import tomli_w
 
 from instep import errors, settings
-from instep.kafka import offsets, reading, relay_writer
+from instep.kafka import offsets, position_topic, reading
 from instep.local import keeper_client, paths
 from instep.relay import relay as relays
 from instep.relay.session import RelayProgress
@@ -237,8 +237,8 @@ class _SourceBench:
         )
         created = tables.prepare(relay, name)
         self._has_created |= any(tables.LEASE_TABLE in statement for statement in created)
-        relay_writer.create_position_topic(self._servers.cluster, name)
-        self._servers.remove_topic_later(relay_writer.position_topic(name))
+        position_topic.create(self._servers.cluster, position_topic.of_relay(name).topic)
+        self._servers.remove_topic_later(position_topic.of_relay(name).topic)
         self._declared.append((name, relay))
         return name, relay
 

@@ -10,7 +10,19 @@ import msgspec
 from instep.report.tables import Cell, Plot, ReportTable
 
 BenchName = Literal[
-    "polling", "publish", "apply", "freshness", "sharing", "load", "relay", "outbox", "scale"
+    "polling",
+    "publish",
+    "apply",
+    "freshness",
+    "sharing",
+    "load",
+    "relay",
+    "outbox",
+    "sink",
+    "console",
+    "archive",
+    "kpi",
+    "scale",
 ]
 
 

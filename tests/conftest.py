@@ -42,7 +42,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedC
 # servers that the user started: an administrator's URL
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
 MARIADB_URL = os.environ.get("INSTEP_TEST_MARIADB_URL")
-# Slow folders and files, the slowest first.
+# Slow folders and files, the slowest first, behind the tests that start Spark as a user does.
 LONG = (
     "test_exactly_once.py",
     "test_stops.py",
@@ -52,6 +52,7 @@ LONG = (
     "lab",
     "bench",
     "test_docs.py",
+    "test_cli.py",
     "test_api.py",
     "test_transaction.py",
     "pipeline",
@@ -65,12 +66,14 @@ LONG = (
     "emit",
 )
 # Folders whose tests share servers that take seconds to start: one worker runs all of them.
-TOGETHER = ("lab", "bench", "reconcile", "relay")
+TOGETHER = ("lab", "bench", "console", "relay")
 
 # Files and folders whose tests need no server, no Spark and no other process: `make quick` runs
 # them.
 QUICK = (
     "document",
+    "archive/test_compaction.py",
+    "archive/test_writer.py",
     "bridge/test_schedule.py",
     "bridge/test_settings.py",
     "bridge/test_state.py",
@@ -86,6 +89,8 @@ QUICK = (
     "emit/test_files.py",
     "emit/test_memory.py",
     "kafka/test_places.py",
+    "kpis/test_counting.py",
+    "kpis/test_histogram.py",
     "lab/test_bounds.py",
     "lab/test_checkers.py",
     "lab/test_integrity.py",
@@ -133,6 +138,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark quick tests, select by database, and order.
 
@@ -149,25 +155,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         config.hook.pytest_deselected(items=[*set(items) - set(chosen)])
         items[:] = chosen
+    items.sort(key=lambda item: not _has_own_spark(item))  # before the session of the others starts
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         order = {name: number for number, name in enumerate(LONG)}
         items.sort(
-            key=lambda item: min(
-                order.get(name, len(LONG)) for name in (item.path.name, item.path.parent.name)
+            key=lambda item: (
+                not _has_own_spark(item),
+                min(order.get(name, len(LONG)) for name in (item.path.name, item.path.parent.name)),
             )
         )
         _group(items)
 
 
+def _has_own_spark(item: pytest.Item) -> bool:
+    return item.get_closest_marker("own_spark") is not None
+
+
 def _group(items: list[pytest.Item]) -> None:
-    """Let one worker run the tests of a file, of some folders, or of all with a Spark session."""
+    """Let one worker run the tests of a file, of some folders, or of all with a Spark session.
+
+    The first group comes first in its worker: there, Spark starts as a user starts it.
+    """
     with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
         folder = item.path.parent.name
-        if folder in TOGETHER:
-            group = folder
+        if _has_own_spark(item):
+            group = "own_spark"
         elif item.path in with_spark:
             group = "spark"
+        elif folder in TOGETHER:
+            group = folder
         else:
             group = str(item.path.relative_to(Path(__file__).parent))
         item.add_marker(pytest.mark.xdist_group(group))

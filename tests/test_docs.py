@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -14,12 +16,14 @@ import pytest
 
 import instep
 from instep import cli, errors, settings
+from instep.console import access
 from instep.document.reasons import Reason
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
 from instep.local.broker import LocalCluster
 from instep.vet import judgement, rules
 from scripts import docs_site, python_api, record_demo
+from tests.support import commands
 
 ROOT = Path(__file__).parent.parent
 ROOT_PAGES = sorted(ROOT.glob("*.md"))
@@ -147,8 +151,12 @@ def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), blocks("toml"), ids=[name for name, _ in blocks("toml")])
-def test_settings_examples_are_valid(name: str, text: str) -> None:
-    settings.parse(text, SECRETS)
+def test_settings_examples_are_valid(name: str, text: str, tmp_path: Path) -> None:
+    if text.startswith("# users.toml"):
+        (tmp_path / "users.toml").write_text(text, encoding="utf-8")
+        assert access.load_users(tmp_path / "users.toml").users
+    else:
+        settings.parse(text, SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +182,37 @@ def test_python_examples_run(
     assert done.returncode == 0, done.stderr
 
 
+def run_in_shell(
+    line: str, folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        line,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run_in_fork(
+    line: str, folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `instep ...` or `... | instep ...` with a command that starts quickly."""
+    before, _, command = line.rpartition(" | ")
+    given = run_in_shell(before, folder, environment).stdout if before else ""
+    program, *arguments = shlex.split(command)
+    assert program == "instep"
+    return commands.run(arguments, cwd=folder, env=environment, given=given)
+
+
 @pytest.mark.parametrize(
     ("page", "ends_with"),
     [
         ("README.md", r"contracts\s+0\s+0\.0"),
-        ("docs/quickstart.md", r"contracts\s+1\s+1\s+0"),
+        ("docs/quickstart.md", r"contracts\s+contract_document\s+1\s+1\s+0"),
         ("docs/guides/handle-rejected-events.md", ""),
     ],
 )
@@ -189,8 +223,8 @@ def test_the_commands_of_a_page_run_in_order(
     (declared,) = [text for name, text in blocks("toml") if name.startswith(page)]
     (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
     (console,) = [text for name, text in blocks("console") if name.startswith(page)]
-    commands = [line.removeprefix("$ ") for line in console.splitlines() if line.startswith("$ ")]
-    assert len(commands) >= 5
+    lines = [line.removeprefix("$ ") for line in console.splitlines() if line.startswith("$ ")]
+    assert len(lines) >= 5
     topic = re.sub(r"\W", "-", page)
     environment = {
         **os.environ,
@@ -198,20 +232,12 @@ def test_the_commands_of_a_page_run_in_order(
         "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap,
         "INSTEP__PIPELINES__CONTRACTS__TOPIC": topic,
     }
+    run = run_in_shell if page == "README.md" else run_in_fork
     outputs = {}
-    for command in commands:
-        done = subprocess.run(
-            command.replace("create print-status", f"create {topic}"),
-            shell=True,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        outputs[command] = done.stdout
+    for line in lines:
+        done = run(line.replace("create print-status", f"create {topic}"), tmp_path, environment)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        outputs[line] = done.stdout
     assert re.search(ends_with, done.stdout), done.stdout
     if page == "docs/quickstart.md":
         assert "FIELD_MISSING" in outputs["instep dead list"]

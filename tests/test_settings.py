@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +487,150 @@ def test_paths_are_made_absolute() -> None:
         "/c.pem",
         str(Path("k.pem").absolute()),
     )
+
+
+STREAM = """
+[streams.analyze]
+from = "mrp-web-etl"
+to = "mrp-web-analyze"
+"""
+
+
+def test_a_stream_reads_from_one_topic_and_publishes_to_another() -> None:
+    declared = settings.parse(STREAM, {"INSTEP__STREAMS__ANALYZE__TO": "other"})
+    assert (declared.streams["analyze"].source, declared.streams["analyze"].target) == (
+        "mrp-web-etl",
+        "other",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ('sql = "SELECT 1"\npython = "a:b"', "has both sql and python"),
+        ('dead_letters = "mrp-web-etl"', "it would never end"),
+        ('dead_letters = "mrp-web-analyze"', "is the output topic"),
+        ('start = "yesterday"', "streams.analyze.start"),
+        ('form = "x"', "unknown key 'form' in [streams.analyze]"),
+    ],
+)
+def test_a_stream_with_contradictory_settings_is_refused(more: str, what: str) -> None:
+    with pytest.raises(errors.SettingsError, match=re.escape(what)):
+        settings.parse(STREAM + more, {})
+
+
+KPI = """
+[kpis.print_kpis]
+pipeline = "contracts"
+table = "print_kpis"
+durations = { printing = ["QUEUED", "PRINTED"] }
+"""
+
+
+def test_a_kpi_uses_the_events_of_its_pipeline() -> None:
+    declared = settings.parse(GOOD + KPI, SECRETS)
+    assert settings.kpi(declared, "print_kpis").pipeline == "contracts"
+    assert settings.job_names(declared) == ["contracts", "print_kpis"]
+    assert settings.any_query(declared, ["print_kpis"])
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ('topic = "t"', "has both `pipeline` and `topic`"),
+        ("watermark_s = 5", "watermark_s"),
+        ('start = "yesterday"', "kpis.print_kpis.start"),
+        ('durations.x = ["QUEUED"]', "durations.x is ['QUEUED']"),
+        ('durations.x = ["QUEUED", "QUEUED"]', "durations.x is ['QUEUED', 'QUEUED']"),
+        ('event = { status = "s" }', "kpis.print_kpis.event is set, but pipeline 'contracts'"),
+    ],
+)
+def test_a_kpi_with_contradictory_settings_is_refused(more: str, what: str) -> None:
+    text = KPI.replace("durations", "durations.printing").replace("{ printing = [", "[")
+    text = text.replace('"] }', '"]')
+    with pytest.raises(errors.SettingsError, match=re.escape(what)):
+        settings.parse(f"{GOOD}{text}{more}", SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("kpi", "what"),
+    [
+        ("", "has neither `pipeline` nor `topic`"),
+        ('pipeline = "contract"', "there is no pipeline 'contract'"),
+        ('topic = "t"', "has no target database"),
+        ('topic = "t"\ntarget = "sqlite:///k.db"', "kpis.k.event.status is not set"),
+    ],
+)
+def test_a_kpi_needs_events_with_a_status(kpi: str, what: str) -> None:
+    with pytest.raises(errors.SettingsError, match=re.escape(what)):
+        settings.parse(f'{GOOD}[kpis.k]\ntable = "k"\n{kpi}', SECRETS)
+
+
+def test_a_name_is_used_by_one_job_only() -> None:
+    pipeline = GOOD.replace("pipelines.contracts", "pipelines.analyze")
+    with pytest.raises(errors.SettingsError, match="have the same name"):
+        settings.parse(pipeline + STREAM, SECRETS)
+
+
+def test_jobs_of_all_kinds_are_found_by_name() -> None:
+    declared = settings.parse(GOOD + STREAM, SECRETS)
+    assert settings.job_names(declared) == ["contracts", "analyze"]
+    assert settings.job_kind(declared, "analyze") == "stream"
+    with pytest.raises(errors.SettingsError, match="there is no pipeline or stream 'analyse'"):
+        settings.job_kind(declared, "analyse")
+
+
+DUE = GOOD + '\n[pipelines.contracts.due]\nQUEUED = "2h"\n'
+
+
+def test_limits_are_durations_by_status() -> None:
+    declared = settings.parse(DUE + 'Failed = "3d"', SECRETS)
+    limits = declared.pipelines["contracts"].due_after
+    assert limits == {"QUEUED": timedelta(hours=2), "Failed": timedelta(days=3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (DUE.replace("2h", "soon"), "due.QUEUED is 'soon', which is not a duration"),
+        (DUE.replace("2h", "0s"), "due.QUEUED is '0s', which is not a duration from 1 s"),
+        (DUE.replace("QUEUED", '""'), "due has an empty status"),
+        (DUE.replace('\nstatus = "status"', "", 1), "due needs the event's status"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(text: str, what: str) -> None:
+    with pytest.raises(errors.SettingsError, match=re.escape(what)):
+        settings.parse(text, SECRETS)
+
+
+def test_a_limit_needs_the_time_of_the_last_change() -> None:
+    text = DUE.replace("[pipelines.contracts]", "[pipelines.contracts]\nhistory = false", 1)
+    without_time = "\n".join(line for line in text.splitlines() if "updated_at" not in line)
+    settings.parse(text, SECRETS)
+    with pytest.raises(errors.SettingsError, match="no column stores the event's time"):
+        settings.parse(without_time, SECRETS)
+
+
+REDRIVE = GOOD + '\n[pipelines.contracts.redrive]\nreason = ["PARENT_MISSING"]\n'
+
+
+def test_a_redrive_has_defaults() -> None:
+    redrive = settings.parse(REDRIVE, SECRETS).pipelines["contracts"].redrive
+    assert redrive == settings.Redrive(reason=["PARENT_MISSING"], every="5m", attempts=3, rate=100)
+    assert redrive.interval == timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (REDRIVE.replace("PARENT", "PARANT"), "did you mean 'PARENT_MISSING'?"),
+        (REDRIVE.replace("PARENT_MISSING", "WAITS_BEHIND"), "pipelines.contracts.redrive.reason"),
+        (REDRIVE.replace('"PARENT_MISSING"', ""), "redrive.reason is empty"),
+        (REDRIVE + 'every = "often"', "redrive.every is 'often', which is not a duration"),
+        (REDRIVE + "attempts = 0", "pipelines.contracts.redrive.attempts"),
+        (REDRIVE + "rate = 0", "pipelines.contracts.redrive.rate"),
+    ],
+)
+def test_a_redrive_without_sense_is_refused(text: str, what: str) -> None:
+    with pytest.raises(errors.SettingsError, match=re.escape(what)):
+        settings.parse(text, SECRETS)

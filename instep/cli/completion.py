@@ -20,9 +20,29 @@ def pipelines(context: typer.Context, incomplete: str) -> list[str]:
     return matching(incomplete, lambda: _load_settings(context).pipelines)
 
 
+def jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared job: a pipeline, a stream, a KPI or an archive."""
+    return matching(incomplete, lambda: settings.job_names(_load_settings(context)))
+
+
+def kpis(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared KPI."""
+    return matching(incomplete, lambda: _load_settings(context).kpis)
+
+
+def archives(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared archive."""
+    return matching(incomplete, lambda: _load_settings(context).archives)
+
+
 def relays(context: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a declared relay."""
     return matching(incomplete, lambda: _load_settings(context).relays)
+
+
+def streams(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a declared stream."""
+    return matching(incomplete, lambda: _load_settings(context).streams)
 
 
 def bridges(context: typer.Context, incomplete: str) -> list[str]:

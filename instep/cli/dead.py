@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instep import errors, settings, terminal
+from instep import errors, terminal
 from instep.cli import help as help_pages
-from instep.cli import options, output, quarantine, resources
+from instep.cli import options, output, quarantine
 from instep.cli.options import (
-    GLOBAL,
     All,
     AsJson,
     Config,
@@ -25,7 +24,9 @@ from instep.cli.options import (
     RequiredWhy,
     Since,
     Until,
+    Why,
 )
+from instep.cli.quarantine import SinkUrl
 
 if TYPE_CHECKING:
     from instep.pipeline.apply.maintenance import Change
@@ -58,16 +59,17 @@ def list_letters(
         bool, typer.Option("--each", help="One line per dead letter, not per reason.")
     ] = False,
     limit: Limit = output.SHOWN_MAX,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Show dead letters by reason, with the first and last time, or each of them."""
-    declared = settings.load(GLOBAL.config)
+    owners = quarantine.Owners(url)
     groups: list[Sequence[Any]] = []
     letters: list[tuple[str, QuarantinedRecord]] = []
-    for name in options.select_pipelines(declared, pipelines):
-        with resources.maintenance_session(declared, name) as session, session.read() as sink:
+    for name in options.select_pipelines(owners.settings, pipelines):
+        with owners.session(name) as session, session.read() as sink:
             selection = quarantine.select(session, (), reason, since, until, document)
             if each:
                 letters += [(name, one) for one in sink.journal.dead_letters(selection, limit)]
@@ -98,18 +100,20 @@ def show(
         typer.Argument(metavar="PARTITION:OFFSET", help="Its place, from `dead list --each`."),
     ],
     pipeline: PipelineName = None,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Show one dead letter in full: its bytes, its reason, and decisions about it."""
     from instep.document import reasons
+    from instep.operate import selection
     from instep.sinks.journal_entries import Selection
 
-    declared = settings.load(GLOBAL.config)
-    name = options.select_pipeline(declared, pipeline)
-    with resources.maintenance_session(declared, name) as session, session.read() as sink:
-        position = quarantine.parse_position(session, place)
+    owners = quarantine.Owners(url)
+    name = owners.selected(pipeline)
+    with owners.session(name) as session, session.read() as sink:
+        position = selection.parse_position(session.sink.target.topic, place)
         letters = sink.journal.dead_letters(Selection(positions=(position,)))
         decisions = sink.journal.decisions(position=position)
     # A letter that was replayed or dropped is gone, but the decisions about it are kept.
@@ -145,28 +149,30 @@ def replay(
     until: Until = None,
     document: Document = None,
     everything: All = False,
+    why: Why = None,
     pipeline: PipelineName = None,
     execute: Execute = False,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Apply dead letters again, under the guard, after the settings or the table were fixed."""
-    from instep.operate import dead_letters, log_replay
+    from instep.operate import dead_letters
 
-    declared = settings.load(GLOBAL.config)
+    owners = quarantine.Owners(url)
     changes: list[Change] = []
     with (
-        resources.maintenance_session(
-            declared, options.select_pipeline(declared, pipeline)
-        ) as session,
+        owners.session(owners.selected(pipeline)) as session,
         terminal.ProgressLine(sys.stderr) as line,
     ):
         selection = quarantine.select(session, places or (), reason, since, until, document)
         _require_selection(selection, everything)
         missing = dead_letters.missing(session, selection)
-        overtaken = log_replay.OvertakenInLog(session, lambda: resources.cluster(declared))
-        for change in dead_letters.replay(session, selection, overtaken, execute=execute):
+        overtaken = owners.overtaken(session)
+        for change in dead_letters.replay(
+            session, selection, overtaken, execute=execute, reason=why
+        ):
             changes.append(change)
             line.update("replaying dead letters", len(changes), None, "events")
     _print_changes(changes, missing, execute, as_json)
@@ -186,6 +192,7 @@ def drop(
     everything: All = False,
     pipeline: PipelineName = None,
     execute: Execute = False,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -197,10 +204,10 @@ def drop(
     """
     from instep.operate import dead_letters
 
-    declared = settings.load(GLOBAL.config)
+    owners = quarantine.Owners(url)
     options.require_reason(why)
-    name = options.select_pipeline(declared, pipeline)
-    with resources.maintenance_session(declared, name) as session:
+    name = owners.selected(pipeline)
+    with owners.session(name) as session:
         selection = quarantine.select(session, places or (), reason, since, until, document)
         _require_selection(selection, everything)
         missing = dead_letters.missing(session, selection)

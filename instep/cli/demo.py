@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from instep import errors, terminal
+from instep import errors, extras, terminal
 from instep.cli import output
 from instep.cli.options import AsJson, Debug
 from instep.terminal import Tone
@@ -26,7 +26,7 @@ app = typer.Typer()
 PAGE = "demo.html"
 SETTINGS_NOTE = """\
 # Written by `instep demo`. Its broker has stopped, so only commands that use just the database
-# work: show, dead, parked, history.
+# work: show, dead, parked, history, and their pages in the console.
 
 """
 
@@ -46,12 +46,22 @@ def demo(
             help="A new folder for the results. Default: ./instep-demo, numbered if it exists.",
         ),
     ] = None,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console", help="Instead, keep events flowing and show them in a web console."
+        ),
+    ] = False,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
     """Compare polling with events while pipeline and broker are killed, in about a minute."""
     from instep.demo import report, stage, story
     from instep.report import web_page
+
+    if console:
+        _show_flow(target, documents, folder)
+        return
 
     results = story.new_folder(folder)
     try:
@@ -88,6 +98,21 @@ def demo(
         raise typer.Exit(1)
 
 
+def _show_flow(target: str | None, documents: int, folder: Path | None) -> None:
+    """Keep events flowing, and serve the console until it is stopped."""
+    if target:
+        raise errors.SettingsError(
+            "--console uses a SQLite file of its own", "leave out --target or --console"
+        )
+    extras.require_console()
+    from instep.cli import console
+    from instep.demo import flowing, story
+
+    results = story.new_folder(folder)
+    with flowing.flowing(documents, results.absolute(), output.say) as config:
+        console.serve(config, port=0, open_browser=True)
+
+
 def _print(result: DemoResult, page: Path | None, commands: Sequence[str]) -> None:
     from instep.demo import story
 
@@ -115,6 +140,10 @@ def _print(result: DemoResult, page: Path | None, commands: Sequence[str]) -> No
         typer.echo("commands to try while the folder exists:")
         for command in commands:
             typer.echo(f"  {command}")
+    if page and commands:
+        config = str(page.with_name("instep.toml"))
+        console = shlex.join([*_program(), "--config", config, "console", "--open"])
+        typer.echo(f"the same in a browser:\n  {console}")
 
 
 def _tone(line: str, result: DemoResult) -> Tone:

@@ -303,7 +303,7 @@ def _mirrored_pipeline(declared: settings.Settings, group: str) -> str | None:
     """Return the pipeline whose position a group mirrors."""
     from instep.kafka import groups
 
-    return next((name for name in declared.pipelines if groups.mirror_name(name) == group), None)
+    return groups.mirrored_pipeline(declared.pipelines, group)
 
 
 def _mirror_note(declared: settings.Settings, group: str) -> str:

@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Set up": ("demo", "init", "up", "down", "settings", "doctor"),
-    "Run": ("emit", "relay", "poll", "run", "load", "sink"),
-    "Inspect": ("status", "show", "await", "history", "explain"),
+    "Run": ("emit", "relay", "poll", "run", "load", "sink", "archive", "stream"),
+    "Inspect": ("status", "overdue", "console", "show", "await", "history", "explain"),
     "Quarantine": ("dead", "parked"),
     "Check and repair": ("vet", "reconcile", "replay", "rewind"),
     "Kafka": ("topics", "groups", "offsets", "peek"),

@@ -43,17 +43,16 @@ def init(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the tables that a pipeline needs in its database, or report what does not fit."""
+    """Create the tables of pipelines and KPIs, or report what does not fit."""
     declared = settings.load(GLOBAL.config)
     faults: dict[str, list[errors.InstepError]] = {}
     statements: dict[str, list[str]] = {}
-    for name in options.select_pipelines(declared, pipelines):
-        preparation = _Preparation(declared, name, add_columns=add_columns, infer=infer)
+    for name, pipeline in options.select_tables(declared, pipelines).items():
+        preparation = _Preparation(declared, name, pipeline, add_columns=add_columns, infer=infer)
         faults[name] = preparation.run(sql=sql, quiet=as_json)
         statements[name] = preparation.statements
         if sql or faults[name]:
             continue
-        pipeline = settings.pipeline(declared, name)
         if pipeline.transitions:
             _report_statuses(declared, name, pipeline)
         output.say(f"{name}: ready")
@@ -78,10 +77,16 @@ class _Preparation:
     """What `instep init` does for one pipeline."""
 
     def __init__(
-        self, declared: settings.Settings, name: str, *, add_columns: bool, infer: bool | None
+        self,
+        declared: settings.Settings,
+        name: str,
+        pipeline: settings.Pipeline,
+        *,
+        add_columns: bool,
+        infer: bool | None,
     ) -> None:
-        self._declared, self._name = declared, name
-        self._pipeline = settings.pipeline(declared, name)
+        self._declared, self._name, self._pipeline = declared, name, pipeline
+        self._is_kpi = name in declared.kpis
         self._add_columns, self._infer = add_columns, infer
         self.statements: list[str] = []
 
@@ -100,11 +105,15 @@ class _Preparation:
                 return list(faults)
             typed = self._with_types()
             if sql:
-                self.statements += preparation.statements(typed, add_columns=self._add_columns)
+                self.statements += preparation.statements(
+                    typed, add_columns=self._add_columns, is_kpi=self._is_kpi
+                )
                 for statement in () if quiet else self.statements:
                     typer.echo(f"{statement};\n")
                 return []
-            preparation.prepare(typed, add_columns=self._add_columns, show=show)
+            preparation.prepare(
+                typed, add_columns=self._add_columns, is_kpi=self._is_kpi, show=show
+            )
             # A table that existed before may still not fit the mapping.
             inspection.inspect(self._name, self._pipeline)
             facts.refuse_own_without_rights(self._name, self._pipeline)
@@ -119,9 +128,16 @@ class _Preparation:
 
         name, pipeline = self._name, self._pipeline
         columns = preparation.untyped(pipeline, add_columns=self._add_columns)
+        further = preparation.untyped_further(pipeline, add_columns=self._add_columns)
         fields = [column for column in columns if column not in pipeline.keys]
-        if self._infer is False or not (fields or (columns and self._infer)):
+        fields_of_any = [*fields, *(column for of_table in further for column in of_table)]
+        if self._infer is False or not (fields_of_any or (columns and self._infer)):
             return pipeline
+        if pipeline.transform is not None:
+            types = resources.result_types(self._declared, name, pipeline)
+            return self._said(
+                inference.typed_as(pipeline, types, columns), fields, (), "the transformation"
+            )
         try:
             values = _sample(self._declared, pipeline.topic, required=bool(self._infer))
         except errors.InstepError as error:
@@ -129,16 +145,28 @@ class _Preparation:
                 raise
             values = []
             output.say(f"{name}: column types could not be inferred from the topic: {error.what}")
-        typed = inference.typed(pipeline, values, columns)
+        typed = inference.typed(pipeline, values, columns, further)
+        return self._said(
+            typed, fields, further, f"{len(values):,} records of topic {pipeline.topic!r}"
+        )
+
+    def _said(
+        self,
+        typed: settings.Pipeline,
+        fields: Sequence[str],
+        further: Sequence[Sequence[str]],
+        source: str,
+    ) -> settings.Pipeline:
+        """Print which types were inferred from what, and return the pipeline with them."""
+        name, pipeline = self._name, self._pipeline
         types = {column: typed.mapped[column].type for column in fields}
+        for table, of_table in zip(typed.tables, further, strict=True):
+            types |= {f"{table.table}.{column}": table.mapped[column].type for column in of_table}
+        unknown = [column for column, kind in types.items() if not kind]
         types |= {k: kind for k, kind in typed.key_types.items() if kind != pipeline.key_types[k]}
         inferred = ", ".join(f"{column} {kind}" for column, kind in types.items() if kind)
         if inferred:
-            output.say(
-                f"{name}: types inferred from {len(values):,} records"
-                f" of topic {pipeline.topic!r}: {inferred}"
-            )
-        unknown = [column for column in fields if not types[column]]
+            output.say(f"{name}: types inferred from {source}: {inferred}")
         if unknown:
             output.say(
                 f"{name}: no type is known for {', '.join(unknown)}:"

@@ -9,6 +9,7 @@ import typer
 
 from instep import errors, extras, settings, terminal
 from instep.cli import completion, options, output, resources
+from instep.cli.exit_status import HELD_BACK_STATUS
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Master
 from instep.document.showing import counted
 from instep.terminal import Tone
@@ -24,7 +25,6 @@ TOTALS = ("records", "applied", "stale", "repeated", "ignored", "parked", "dead"
 COLUMNS = ("PIPELINE", "LOAD", "ROWS", *(name.upper() for name in TOTALS[1:]))
 CHECK_COLUMNS = ("DOCUMENTS", "IN-STEP", "NEWER", "MISSING", "DIFFERENT", "PARKED", "UNREADABLE")
 DETAIL_CHARACTERS_MAX = 100
-HELD_BACK_STATUS = 4
 
 
 @app.command()

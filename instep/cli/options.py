@@ -71,6 +71,14 @@ PipelineNames = Annotated[
         autocompletion=completion.pipelines,
     ),
 ]
+JobNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="Pipelines, streams and archives. Default: all.",
+        autocompletion=completion.jobs,
+    ),
+]
 PipelineName = Annotated[
     str | None,
     typer.Option(
@@ -151,6 +159,28 @@ def select_pipelines(declared: settings.Settings, names: Sequence[str] | None) -
     return list(declared.pipelines)
 
 
+def select_tables(
+    declared: settings.Settings, names: Sequence[str] | None
+) -> dict[str, settings.Pipeline]:
+    """Return the named pipelines and KPIs, or all declared ones, as what writes their tables."""
+    from instep.kpis import definition
+
+    written = dict(declared.pipelines) | definition.tables(declared)
+    if not written or not all(name in written for name in names or ()):
+        unknown = [name for name in names or () if name not in written]
+        select_pipelines(declared, unknown)  # raises an error that fits
+    return {name: written[name] for name in dict.fromkeys(names or written)}
+
+
+def select_jobs(declared: settings.Settings, names: Sequence[str] | None) -> list[str]:
+    """Return the named jobs of any kind, or all declared ones if none is named."""
+    if not names and not settings.job_names(declared):
+        return select_pipelines(declared, names)  # raises an error that fits
+    for name in names or ():
+        settings.job_kind(declared, name)
+    return list(dict.fromkeys(names or settings.job_names(declared)))
+
+
 def select_pipeline(declared: settings.Settings, name: str | None) -> str:
     """Return the named pipeline, or the only declared one."""
     names = select_pipelines(declared, [name] if name else None)
@@ -177,15 +207,9 @@ def parse_time(text: str | None) -> datetime | None:
     """Parse a time such as 2026-11-01T08:00 or -1h, with or without a leading @."""
     if text is None:
         return None
-    from instep.kafka import places
+    from instep.operate import selection
 
-    try:
-        return places.moment(places.parse_place(f"@{text.removeprefix('@')}"))
-    except errors.SettingsError:
-        raise errors.SettingsError(
-            f"{text!r} is not a time",
-            "write 2026-11-01T08:00 (UTC), 2026-11-01T08:00+01:00 or -1h",
-        ) from None
+    return selection.parse_time(text)
 
 
 def parse_partitions(texts: Sequence[str] | None) -> list[int]:

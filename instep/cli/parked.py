@@ -5,17 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from instep import errors, settings, terminal
+from instep import errors, terminal
 from instep.cli import help as help_pages
-from instep.cli import options, output, quarantine, resources
+from instep.cli import options, output, quarantine
 from instep.cli.options import (
-    GLOBAL,
     All,
     AsJson,
     Config,
@@ -28,11 +26,14 @@ from instep.cli.options import (
     RequiredWhy,
     Since,
     Until,
+    Why,
 )
+from instep.cli.quarantine import SinkUrl
 from instep.document import showing
 
 if TYPE_CHECKING:
     from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+    from instep.pipeline.retry_policy import RetryOutlook
     from instep.sinks.journal_entries import ParkedHead
 
 LIST_COLUMNS = (
@@ -40,7 +41,7 @@ LIST_COLUMNS = (
     "DOCUMENT",
     "WAITING",
     "SINCE",
-    "RETRIED UNTIL",
+    "RETRIED",
     "PLACE",
     "REASON",
     "DETAIL",
@@ -60,31 +61,31 @@ def list_parked(
     since: Since = None,
     until: Until = None,
     limit: Limit = output.SHOWN_MAX,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Show parked documents: why each waits, since when, and how long it is retried."""
-    from instep.pipeline import retries
+    from instep.pipeline import retry_policy
     from instep.pipeline.apply import maintenance
 
-    declared = settings.load(GLOBAL.config)
-    heads: list[tuple[str, ParkedHead, datetime | None]] = []
+    owners = quarantine.Owners(url)
+    heads: list[tuple[str, ParkedHead, RetryOutlook]] = []
     now, total = maintenance.now(), 0
-    for name in options.select_pipelines(declared, pipelines):
-        with resources.maintenance_session(declared, name) as session, session.read() as sink:
+    for name in options.select_pipelines(owners.settings, pipelines):
+        with owners.session(name) as session, session.read() as sink:
             selection = quarantine.select(session, (), reason, since, until)
             for head in sink.journal.parked_heads(selection, limit):
-                retried_until = retries.retried_until(
-                    declared.pipelines[name], head.reason, head.since, now
-                )
-                heads.append((name, head, retried_until))
+                declared = owners.settings.pipelines[name]
+                outlook = retry_policy.outlook(declared, head.reason, head.parked, now)
+                heads.append((name, head, outlook))
             total += sink.journal.parked_count()
     if as_json:
         output.print_json(
             [
-                {"pipeline": name, **msgspec.to_builtins(head), "retried_until": retried_until}
-                for name, head, retried_until in heads
+                {"pipeline": name, **msgspec.to_builtins(head), **msgspec.structs.asdict(outlook)}
+                for name, head, outlook in heads
             ]
         )
     elif heads:
@@ -99,23 +100,31 @@ def list_parked(
 def show(
     document: Document,
     pipeline: PipelineName = None,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Show the waiting events of a parked document in the order in which they are released."""
-    declared = settings.load(GLOBAL.config)
-    name = options.select_pipeline(declared, pipeline)
-    with resources.maintenance_session(declared, name) as session, session.read() as sink:
+    from instep.pipeline import retry_policy
+    from instep.pipeline.apply import maintenance
+
+    owners = quarantine.Owners(url)
+    name, document = owners.selected(pipeline), owners.document(document)
+    with owners.session(name) as session, session.read() as sink:
         waiting = sink.journal.waiting_events(document)
         decisions = sink.journal.decisions(document=document)
     if not waiting:
         raise errors.SettingsError(
             f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list"
         )
+    first, declared = waiting[0], owners.settings.pipelines[name]
+    outlook = retry_policy.outlook(declared, first.reason, first.parked, maintenance.now())
     if as_json:
         events = [quarantine.json_record(name, event) for event in waiting]
-        output.print_json({"waiting": events, "decisions": decisions})
+        output.print_json(
+            {"waiting": events, "decisions": decisions, **msgspec.structs.asdict(outlook)}
+        )
         return
     rows = [
         (
@@ -128,6 +137,8 @@ def show(
         for event in waiting
     ]
     typer.echo(output.table(("PLACE", "SINCE", "REASON", "DETAIL", "VALUE"), rows))
+    if (retried := outlook.describe()) != retry_policy.NOT_RETRIED:
+        typer.echo(f"retried: {retried}")
     quarantine.print_decisions(decisions)
 
 
@@ -141,8 +152,10 @@ def release(
     ] = None,
     reason: Reason = None,
     everything: All = False,
+    why: Why = None,
     pipeline: PipelineName = None,
     execute: Execute = False,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -151,7 +164,7 @@ def release(
     from instep.document.guard import Verdict
     from instep.pipeline.apply import release as releasing
 
-    declared = settings.load(GLOBAL.config)
+    owners = quarantine.Owners(url)
     if not documents and not reason and not everything:
         raise errors.SettingsError(
             "no documents are selected", "name documents, or give --reason NAME or --all"
@@ -159,16 +172,16 @@ def release(
     changes: list[Change] = []
     missing: list[str] = []
     with (
-        resources.maintenance_session(
-            declared, options.select_pipeline(declared, pipeline)
-        ) as session,
+        owners.session(owners.selected(pipeline)) as session,
         terminal.ProgressLine(sys.stderr) as line,
     ):
-        names = list(dict.fromkeys(documents or ())) or _parked_documents(session, reason)
+        names = list(dict.fromkeys(map(owners.document, documents or ()))) or _parked_documents(
+            session, reason
+        )
         for number, name in enumerate(names):
             line.update("releasing", number, len(names), "documents")
             try:
-                changes += releasing.release(session, name, execute=execute)
+                changes += releasing.release(session, name, execute=execute, reason=why)
             except errors.NotParked:
                 missing.append(name)
     is_refused = any(change.verdict == Verdict.PARKED.value for change in changes)
@@ -195,6 +208,7 @@ def skip(
     why: RequiredWhy,
     pipeline: PipelineName = None,
     execute: Execute = False,
+    url: SinkUrl = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -202,10 +216,10 @@ def skip(
     """Skip the event that blocks a document, with a reason; then run `parked release`."""
     from instep.operate import parked
 
-    declared = settings.load(GLOBAL.config)
+    owners = quarantine.Owners(url)
     options.require_reason(why)
-    name = options.select_pipeline(declared, pipeline)
-    with resources.maintenance_session(declared, name) as session:
+    name = owners.selected(pipeline)
+    with owners.session(name) as session:
         event, waiting = parked.skip(session, document, why, execute=execute)
     if as_json:
         output.print_json(
@@ -233,13 +247,13 @@ def _parked_documents(session: MaintenanceSession, reason: str | None) -> list[s
     return [head.document for head in heads]
 
 
-def _row(pipeline: str, head: ParkedHead, retried_until: datetime | None) -> Sequence[Any]:
+def _row(pipeline: str, head: ParkedHead, outlook: RetryOutlook) -> Sequence[Any]:
     return (
         pipeline,
         head.document,
         head.waiting,
         head.since,
-        retried_until or "-",
+        outlook.describe(),
         head.position,
         head.reason,
         output.shortened(head.detail, 80),

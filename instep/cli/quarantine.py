@@ -2,25 +2,86 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from instep import errors, settings
-from instep.cli import options, output
+from instep.cli import options, output, resources
+from instep.document import showing
 
 if TYPE_CHECKING:
+    from instep.operate.dead_letters import FindOvertaken
     from instep.pipeline.apply.maintenance import Change, MaintenanceSession
     from instep.sinks.journal_entries import (
         DecisionRecord,
         QuarantinedRecord,
-        RecordPosition,
         Selection,
     )
 
 DECISION_COLUMNS = ("DECIDED", "ACTION", "PLACE", "OUTCOME", "ACTOR", "REASON")
-POSITION_CHARACTERS_MAX = 29  # 9 digits, a colon and 19 digits
+
+SinkUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Database of a Spark sink, in place of the settings file: its tables are the"
+        " pipelines. ${NAME} is read from the environment.",
+    ),
+]
+
+
+class Owners:
+    """Who has a quarantine: the declared pipelines, or the tables of Spark sinks."""
+
+    def __init__(self, sink_url: str | None) -> None:
+        """Read the settings file, or what the sinks of a database keep."""
+        self._tables = None
+        if sink_url is None:
+            self.settings = settings.load(options.GLOBAL.config)
+            return
+        from instep.spark_sink.quarantine import SinkTables
+
+        self._tables = SinkTables(settings.expanded(sink_url, "--url", os.environ))
+        self.settings = self._tables.settings
+
+    def session(self, name: str) -> MaintenanceSession:
+        """Return a session in which a person works on the quarantine of one of them."""
+        if self._tables is None:
+            return resources.maintenance_session(self.settings, name)
+        return self._tables.session(name, resources.current_user())
+
+    def overtaken(self, session: MaintenanceSession) -> FindOvertaken:
+        """Return the search for events that a later event of their document has overtaken.
+
+        A sink has no log to search. Without an order, nothing says what is newer.
+        """
+        from instep.operate import log_replay
+
+        if self._tables is None:
+            return log_replay.OvertakenInLog(session, lambda: resources.cluster(self.settings))
+        if not session.sink.target.rules.ordered:
+            raise errors.SettingsError(
+                f"the sink of table {session.sink.target.table} has no order: a dead letter could"
+                " overwrite a newer row",
+                "write the row with a batch of Spark, and drop the dead letter: instep dead drop",
+            )
+        return lambda _position, _events: set()
+
+    def document(self, text: str) -> str:
+        """Return an id as a list shows it: there, the separator in a sink's key is escaped."""
+        if self._tables is None:
+            return text
+        from instep.spark_sink.definition import SEPARATOR
+
+        return text.replace(showing.plain(SEPARATOR), SEPARATOR)
+
+    def selected(self, name: str | None) -> str:
+        """Return the named one, or the only one."""
+        return options.select_pipeline(self.settings, name)
 
 
 def select(
@@ -32,36 +93,9 @@ def select(
     document: str | None = None,
 ) -> Selection:
     """Return the selection that the options describe."""
-    from instep.document.reasons import Reason
-    from instep.sinks.journal_entries import Selection
+    from instep.operate import selection
 
-    if reason is not None and reason not in set(Reason):
-        near = settings.nearest(reason, [known.value for known in Reason])
-        raise errors.SettingsError(f"there is no reason {reason!r}{near}", "run: instep dead list")
-    return Selection(
-        reason=reason,
-        since=options.parse_time(since),
-        until=options.parse_time(until),
-        document=document,
-        positions=tuple(parse_position(session, text) for text in places),
-    )
-
-
-def parse_position(session: MaintenanceSession, text: str) -> RecordPosition:
-    """Parse PARTITION:OFFSET in the pipeline's topic, or load:NUMBER:ROW."""
-    from instep.sinks.journal_entries import LOAD_PREFIX, RecordPosition
-
-    if text.startswith(LOAD_PREFIX):
-        load, _, row = text.removeprefix(LOAD_PREFIX).partition(":")
-        if all(part.isascii() and part.isdigit() and len(part) < 20 for part in (load, row)):
-            return RecordPosition(f"{LOAD_PREFIX}{load}", 0, int(row))
-    partition, _, offset = text.partition(":")
-    is_position = all(part.isascii() and part.isdigit() for part in (partition, offset))
-    if not is_position or len(text) > POSITION_CHARACTERS_MAX:
-        raise errors.SettingsError(
-            f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745, or load:NUMBER:ROW"
-        )
-    return RecordPosition(session.sink.target.topic, int(partition), int(offset))
+    return selection.select(session.sink.target.topic, places, reason, since, until, document)
 
 
 def print_changes(

@@ -11,7 +11,8 @@ import msgspec
 import typer
 
 from instep import errors, settings, terminal
-from instep.cli import options, output, resources
+from instep.cli import archive, completion, kpi_reconciliation, options, output, resources
+from instep.cli.exit_status import HELD_BACK_STATUS
 from instep.cli.options import (
     GLOBAL,
     AsJson,
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 CELL_CHARACTERS_MAX = 60
-HELD_BACK_STATUS = 4
 ROW_KEYS = ("kind", "document", "column", "expected", "found", "place")
 COUNT_COLUMNS = (
     "PIPELINE",
+    "TABLE",
     "DOCUMENTS",
     "IN-STEP",
     "MISSING",
@@ -104,6 +105,25 @@ def reconcile(
             help="Count every row that the topic does not explain as extra, whoever wrote it.",
         ),
     ] = False,
+    kpi: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kpi",
+            metavar="NAME",
+            help="Compare the rows of this KPI with a recomputation, instead of a pipeline."
+            " With --fix, count again. Can be repeated.",
+            autocompletion=completion.kpis,
+        ),
+    ] = None,
+    archive_name: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="NAME",
+            help="Compare this archive with what its topic still holds, instead of tables.",
+            autocompletion=completion.archives,
+        ),
+    ] = None,
     master: Master = None,
     as_json: AsJson = False,
     _config: Config = None,
@@ -117,6 +137,24 @@ def reconcile(
     if (execute or delete_extra) and not fix:
         raise errors.SettingsError("--execute and --delete-extra require --fix", "add --fix")
     declared = options.with_master(settings.load(GLOBAL.config), master)
+    if kpi:
+        used = (pipelines, source, source_url, query, key, from_, out, delete_extra, strict)
+        if any(used):
+            raise errors.SettingsError(
+                "--kpi can only be combined with --wait, --fix, --execute, --master and --json",
+                "leave out the others, and the names of pipelines",
+            )
+        kpi_reconciliation.run(
+            declared, kpi, wait_s=wait, fix=fix, execute=execute, as_json=as_json
+        )
+        return
+    if archive_name is not None:
+        if pipelines or source or source_url or from_ or fix or strict:
+            raise errors.SettingsError(
+                "--archive compares an archive, and no table", "use it only with --json"
+            )
+        archive.reconcile(declared, archive_name, as_json=as_json)
+        return
     names = options.select_pipelines(declared, pipelines)
     _check_source(names, source, source_url, query, from_)
     with resources.spark_files(queries=True) as files:
@@ -214,6 +252,7 @@ def _emptied(out: Path | None) -> Path | None:
 def _print(report: ReconcileReport, request: Request) -> None:
     counts = (
         report.pipeline,
+        report.table,
         report.documents,
         report.documents_in_step,
         report.missing,
@@ -234,18 +273,18 @@ def _print(report: ReconcileReport, request: Request) -> None:
         rows = [[_cell(row.get(key, "")) for key in keys] for row in report.first_rows]
         typer.echo("\n" + output.table(head, rows))
     for note in report.notes:
-        output.say(f"{report.pipeline}: {note}")
+        output.say(f"{report.name}: {note}")
     if report.behind.records:
-        output.say(f"{report.pipeline}: {report.behind.records:,} records wait in the log")
+        output.say(f"{report.name}: {report.behind.records:,} records wait in the log")
     if report.repaired is not None:
         repaired = report.repaired
         output.say(
-            f"{report.pipeline}: {repaired.inserted:,} inserted, {repaired.written:,} written,"
+            f"{report.name}: {repaired.inserted:,} inserted, {repaired.written:,} written,"
             f" {repaired.deleted:,} deleted, {repaired.left_alone:,} left alone"
         )
         for document, reason in repaired.first_left_alone:
             output.say(f"  {_cell(document)}: {_cell(reason)}")
-    output.say(f"{report.pipeline}: {report.verdict}", Tone.GOOD if report.in_step else Tone.BAD)
+    output.say(f"{report.name}: {report.verdict}", Tone.GOOD if report.in_step else Tone.BAD)
 
 
 def _cell(value: Any) -> str:

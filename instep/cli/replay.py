@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from instep import errors, settings, terminal
-from instep.cli import options, output, resources
+from instep.cli import completion, options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Partitions, PipelineName
 
 if TYPE_CHECKING:
-    from instep.pipeline.apply.maintenance import Change
+    from instep.kafka.connection import Cluster
+    from instep.kafka.logs import Log
+    from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 
 app = typer.Typer()
 
@@ -35,6 +37,14 @@ def replay(
         typer.Option(metavar="PLACE", help="Where to end. Default: the ledger's position."),
     ] = None,
     partition: Partitions = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Read what Kafka no longer has from this archive of the topic.",
+            autocompletion=completion.archives,
+        ),
+    ] = None,
     pipeline: PipelineName = None,
     execute: Execute = False,
     as_json: AsJson = False,
@@ -64,9 +74,11 @@ def replay(
         resources.cluster(declared) as cluster,
         terminal.ProgressLine(sys.stderr) as line,
     ):
+        log = _archived(declared, archive, session, cluster) if archive is not None else None
         selected = log_replay.resolve_range(
             session,
             cluster,
+            log=log,
             documents=document or (),
             first=first,
             last=last,
@@ -82,7 +94,37 @@ def replay(
             line.update("replaying", next(records), selected.records, "records")
 
         # `replay` is a generator: consume it while session and cluster are open.
-        changes += log_replay.replay(session, cluster, selected, execute=execute, progress=progress)
+        changes += log_replay.replay(
+            session, cluster, selected, execute=execute, progress=progress, log=log
+        )
     output.print_changes(changes, execute, as_json, nothing="no row changes")
     if any(change.verdict == log_replay.REFUSED for change in changes):
         raise typer.Exit(1)
+
+
+def _archived(
+    declared: settings.Settings, name: str, session: MaintenanceSession, cluster: Cluster
+) -> Log:
+    """Return the topic of the session's pipeline as a log that begins with its archive."""
+    from instep.archive import checks, table
+    from instep.archive.files import locate
+    from instep.archive.log import ArchivedLog
+    from instep.kafka import topics
+    from instep.kafka.logs import TopicLog
+
+    target = session.sink.target
+    archive = settings.archive(declared, name)
+    if archive.topic != target.topic:
+        raise errors.SettingsError(
+            f"archive {name!r} is of topic {archive.topic!r}, but pipeline {session.name!r} reads"
+            f" {target.topic!r}",
+            "name the archive of that topic",
+        )
+    found = table.require(name, locate(archive.path))
+    topic = topics.describe(cluster, archive.topic)
+    checks.refuse_replaced(name, topic, found)
+    # Without `deletes`, a record without a value deletes no document.
+    keeps_deleted = target.rules.deletes != "row" or not target.mapping.is_keyed
+    return ArchivedLog(
+        found, TopicLog(cluster, topic.name), topic.partitions, keeps_deleted=keeps_deleted
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import getpass
 import os
 import signal
@@ -15,6 +17,7 @@ from instep.cli import output
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
     from instep.pipeline.apply.maintenance import MaintenanceSession
+    from instep.pipeline.transformed.on_demand import TransformOnDemand
     from instep.spark_options import SparkFiles
 
 USER_CHARACTERS_MAX = 100  # the length of instep_decisions.actor
@@ -62,7 +65,33 @@ def maintenance_session(declared: settings.Settings, name: str) -> MaintenanceSe
     """Return a session in which a person works on the quarantine or table of one pipeline."""
     from instep.pipeline.apply.maintenance import MaintenanceSession
 
-    return MaintenanceSession(name, settings.pipeline(declared, name), current_user())
+    pipeline = settings.pipeline(declared, name)
+    transform = _transform(declared, name, pipeline)
+    return MaintenanceSession(name, pipeline, current_user(), transform=transform)
+
+
+def result_types(
+    declared: settings.Settings, name: str, pipeline: settings.Pipeline
+) -> dict[str, str]:
+    """Return the types of the columns that a pipeline's transformation yields, as declared."""
+    transform = _transform(declared, name, pipeline)
+    assert transform is not None
+    with contextlib.closing(transform):
+        return transform.result_types()
+
+
+def _transform(
+    declared: settings.Settings, name: str, pipeline: settings.Pipeline
+) -> TransformOnDemand | None:
+    """Return what transforms records for a command, if the pipeline has a transformation."""
+    if pipeline.transform is None:
+        return None
+    extras.require_spark()
+    from instep.local import class_archives
+    from instep.pipeline.transformed.on_demand import TransformOnDemand
+
+    files = functools.partial(class_archives.spark_files, queries=True)
+    return TransformOnDemand(declared.spark, files, name, pipeline)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`instep run`: run pipelines."""
+"""`instep run`: run pipelines, streams and KPIs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from instep import settings
 from instep.cli import options, output, resources
-from instep.cli.options import GLOBAL, Config, Debug, Master, MetricsPort, PipelineNames
+from instep.cli.options import GLOBAL, Config, Debug, JobNames, Master, MetricsPort
 
 
 class FailOn(StrEnum):
@@ -23,7 +23,7 @@ app = typer.Typer()
 
 @app.command()
 def run(
-    pipelines: PipelineNames = None,
+    names: JobNames = None,
     once: Annotated[
         bool, typer.Option("--once", help="Apply everything up to the end of the log, then exit.")
     ] = False,
@@ -36,24 +36,25 @@ def run(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Apply status events to the target tables until stopped."""
+    """Run pipelines, streams and KPIs until stopped."""
     declared = options.with_master(settings.load(GLOBAL.config), master)
-    names = options.select_pipelines(declared, pipelines)
-    with resources.spark_files(queries=settings.any_query(declared, names)) as files:
+    chosen = options.select_jobs(declared, names)
+    with resources.spark_files(queries=settings.any_query(declared, chosen)) as files:
         # Only now: these import pyspark, and spark_files has checked that it is installed.
+        from instep import jobs
         from instep.pipeline import quarantine_summary, supervisor
 
         with resources.cluster(declared) as cluster:
-            runners = supervisor.run(
-                declared,
-                names,
+            ended = supervisor.run(
+                declared.spark,
+                jobs.groups(declared, chosen),
                 cluster,
                 files,
                 once=once,
                 metrics_port=metrics,
                 verbose=GLOBAL.debug,
             )
-        quarantined = sum(map(quarantine_summary.count, runners))
+        quarantined = sum(quarantine_summary.count(job.progress.totals) for job in ended)
     if quarantined and fail_on is FailOn.QUARANTINE:
         output.say(
             f"{output.ERROR}{quarantined:,} events were quarantined (--fail-on quarantine)\n"

@@ -12,6 +12,7 @@ from instep.cli import completion, options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
 from instep.cli.quarantine import print_decisions
 from instep.document import showing
+from instep.document.showing import counted
 
 if TYPE_CHECKING:
     from instep.operate.timeline import Timeline
@@ -46,7 +47,7 @@ def show(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Show the timeline of a document: events with verdicts, decisions, and its row."""
+    """Show the timeline of a document: events with verdicts, decisions, and its rows."""
     from instep.operate import timeline
 
     declared = settings.load(GLOBAL.config)
@@ -113,9 +114,18 @@ def _print_timeline(one: Timeline) -> None:
     print_decisions(one.decisions)
     if one.row is None:
         typer.echo("\nthe table has no row for it")
-        return
-    values = [(column, "null" if value is None else value) for column, value in one.row.items()]
-    typer.echo("\n" + output.table(("COLUMN", "VALUE"), values))
+    else:
+        values = [(column, _shown(value)) for column, value in one.row.items()]
+        typer.echo("\n" + output.table(("COLUMN", "VALUE"), values))
+    for table, further_rows in one.further.items():
+        typer.echo(f"\n{table}: {counted(len(further_rows), 'row')}")
+        if further_rows:
+            cells = [[_shown(value) for value in row.values()] for row in further_rows]
+            typer.echo(output.table([name.upper() for name in further_rows[0]], cells))
+
+
+def _shown(value: Any) -> Any:
+    return "null" if value is None else value
 
 
 def _json(one: Timeline) -> dict[str, Any]:

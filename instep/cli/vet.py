@@ -42,6 +42,15 @@ def vet(
             autocompletion=completion.relays,
         ),
     ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stream",
+            metavar="NAME",
+            help="Only this stream. Can be repeated.",
+            autocompletion=completion.streams,
+        ),
+    ] = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(
@@ -54,13 +63,13 @@ def vet(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Check cluster, publishers, pipelines, relays and databases against the guarantee."""
+    """Check cluster, publishers, pipelines, streams and databases against the guarantee."""
     # Typer also calls this function before a subcommand.
     if context.invoked_subcommand is not None:
         return
     from instep.vet import judgement, report
 
-    verdict = judgement.judge(_snapshot(snapshot, pipeline or [], relay or []))
+    verdict = judgement.judge(_snapshot(snapshot, pipeline or [], relay or [], stream or []))
     if as_json:
         output.print_json(verdict)
     else:
@@ -94,12 +103,14 @@ def explain(
         typer.echo(output.table(("RULE", "THREAT", "CHECKS"), rows))
 
 
-def _snapshot(file: Path | None, pipelines: list[str], relays: list[str]) -> Snapshot:
+def _snapshot(
+    file: Path | None, pipelines: list[str], relays: list[str], streams: list[str]
+) -> Snapshot:
     from instep.vet import gathering, snapshot
 
     # One option for both: the first run saves the snapshot, later runs check it.
     if file is not None and file.exists():
-        saved = snapshot.only(snapshot.load(file), pipelines, relays)
+        saved = snapshot.only(snapshot.load(file), pipelines, relays, streams)
         output.say(
             f"checked the snapshot of {output.cell(saved.taken_at)} in {file};"
             " no server was contacted"
@@ -107,13 +118,13 @@ def _snapshot(file: Path | None, pipelines: list[str], relays: list[str]) -> Sna
         return saved
     loaded = settings.load_with_origins(GLOBAL.config)
     declared = loaded.settings
-    if not pipelines and not relays:
-        relays = [*declared.relays]
-        # Settings with relays only are complete.
-        if declared.pipelines or not relays:
+    if not pipelines and not relays and not streams:
+        relays, streams = [*declared.relays], [*declared.streams]
+        # Settings with relays or streams only are complete.
+        if declared.pipelines or not (relays or streams):
             pipelines = options.select_pipelines(declared, None)
     with resources.cluster(declared) as cluster:
-        taken = gathering.gather(cluster, declared, pipelines, loaded, relays)
+        taken = gathering.gather(cluster, declared, pipelines, loaded, relays, streams)
     if file is not None:
         snapshot.save(taken, file)
         output.say(f"the snapshot is in {file}")

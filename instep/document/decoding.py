@@ -15,6 +15,7 @@ from msgspec.structs import astuple
 from instep import errors
 from instep.document import conversion, kinds, plain
 from instep.document.event import ID_CHARACTERS_MAX
+from instep.document.further import FurtherRows
 from instep.document.identity import Id, Identity
 from instep.document.mapping import (
     CONSTANT,
@@ -28,6 +29,10 @@ from instep.document.mapping import (
     Path,
 )
 from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
+from instep.document.records import DeadLetter as DeadLetter
+from instep.document.records import Event as Event
+from instep.document.records import Record as Record
+from instep.document.records import record_of as record_of
 
 STATUS_CHARACTERS_MAX = 255
 NESTING_MAX = 500
@@ -36,54 +41,9 @@ UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 MISSING: Any = object()
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record of the log. Without a timestamp, or without a partition, the field is below 0.
-
-    It has its headers only if the mapping reads one.
-    """
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    partition: int = -1
-    headers: plain.Headers = ()
-
-
-def record_of(found: plain.PlainRecord) -> Record:
-    """Return a record that another client read as the decoder takes it."""
-    return Record(
-        found.offset, found.timestamp_ms, found.key, found.value, found.partition, found.headers
-    )
-
-
 def _size(record: Record) -> int:
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
-
-
-class Event(msgspec.Struct, frozen=True, gc=False):
-    """A decoded event. With a refusal it was understood, but does not fit the table.
-
-    `values` has a value for each mapped column, UNSET if it leaves the column unchanged; None is a
-    delete.
-    """
-
-    offset: int
-    document: Id
-    order: int | None
-    at_us: int | None
-    status: str | None
-    values: tuple[Any, ...] | None
-    refusal: Refusal | None = None
-
-
-class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """A whole record that cannot be understood, with the reason."""
-
-    record: Record
-    reason: Reason
-    detail: str
 
 
 class Decoder:
@@ -92,6 +52,8 @@ class Decoder:
     def __init__(self, mapping: Mapping, record_bytes_max: int | None = None) -> None:
         """Take the mapping, and the size of the largest record that quarantine can keep."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
+        self._further = FurtherRows(mapping) if mapping.further else None
+        mapping = mapping.with_further
         exact = mapping.order_is_time or any(
             isinstance(field.column.kind, (kinds.Numeric, kinds.Json))
             or field.conversion.convert == "text"
@@ -189,7 +151,7 @@ class Decoder:
                     raise Unfit(unfit.reason, detail) from None
                 values.append(UNSET)
                 refusal = refusal or Refusal(unfit.reason, detail)
-        return Event(
+        event = Event(
             record.offset,
             document,
             order,
@@ -198,6 +160,7 @@ class Decoder:
             tuple(values),
             refusal,
         )
+        return event if self._further is None else self._further.split(event)
 
     def document(self, text: str) -> Id:
         """Return a document's id as the key column holds it, from what a person wrote."""
@@ -243,7 +206,7 @@ class Decoder:
         """Return the events of plain records, from their rows."""
         first = 3 if self._mapping.order is None else 4
         orders = itertools.repeat(None) if first == 3 else [row[3] for row in rows]
-        return map(
+        events = map(
             Event,
             [record.offset for record in records],
             [row[0] for row in rows],
@@ -252,6 +215,7 @@ class Decoder:
             [row[1] for row in rows],
             [row[first:] for row in rows],
         )
+        return events if self._further is None else map(self._further.split, events)
 
     def _with_id(self, row: plain.Row, parts: int) -> plain.Row | None:
         """Return a plain row with the id in place of its parts; None if they are not an id."""

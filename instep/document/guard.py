@@ -95,6 +95,7 @@ class Changes(msgspec.Struct, frozen=True):
     verdicts: list[Verdict]
     parked: list[Parked] = []
     states: dict[DocumentId, _State] = {}
+    further: tuple[Changes, ...] = ()  # of the further tables, in their order
 
     def after(self) -> dict[DocumentId, Stored]:
         """Return what is stored of the documents after these changes."""

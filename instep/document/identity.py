@@ -83,6 +83,8 @@ class Identity:
         self._fields = [".".join(path) for path in mapping.documents]
         self._are_text = [path == (KEY,) for path in mapping.documents]
         self._separator = mapping.separator
+        # The rows of a further table are in none of instep's own tables, which limit an id.
+        self._characters_max = None if mapping.lines else ID_CHARACTERS_MAX
         self.is_composite = len(self._parts) > 1
         self.is_joined = self.is_composite and len(self._fields) == 1
 
@@ -139,7 +141,7 @@ class Identity:
                     f" contains the key_separator {self._separator!r}",
                 )
         whole = self._separator.join(texts)
-        if len(whole) > ID_CHARACTERS_MAX:
+        if self._characters_max is not None and len(whole) > self._characters_max:
             raise Unfit(
                 Reason.ID_TOO_LONG,
                 f"the id's parts have {len(whole)} characters together,"

@@ -5,7 +5,7 @@ A type fits every sampled value and leaves room for others: text stays text of a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -24,17 +24,62 @@ _as_number = conversion.preparer(conversion.Conversion(convert="number"), kinds.
 
 
 def typed(
-    pipeline: settings.Pipeline, values: Iterable[bytes | None], columns: Collection[str]
+    pipeline: settings.Pipeline,
+    values: Iterable[bytes | None],
+    columns: Collection[str],
+    further: Sequence[Collection[str]] = (),
 ) -> settings.Pipeline:
-    """Return the pipeline with inferred types for these columns, which may include its key."""
+    """Return the pipeline with inferred types for these columns, which may include its key.
+
+    `further` has the columns of each further table.
+    """
     bodies = [body for value in values if isinstance(body := _body(value), dict)]
-    mapped = dict(pipeline.columns)
-    for name, column in pipeline.mapped.items():
+    return msgspec.structs.replace(
+        pipeline,
+        columns=_typed_columns(pipeline, bodies, columns),
+        key_type=_key_type(pipeline, bodies, columns),
+        tables=[
+            msgspec.structs.replace(table, columns=_typed_columns(table, bodies, names))
+            for table, names in zip(pipeline.tables, further, strict=bool(further))
+        ],
+    )
+
+
+def _typed_columns(
+    table: settings.Pipeline | settings.FurtherTable,
+    bodies: list[dict[str, Any]],
+    columns: Collection[str],
+) -> dict[str, str | settings.ColumnMapping]:
+    mapped = dict(table.columns)
+    for name, column in table.mapped.items():
         inferred = _sampled_type(bodies, column) if name in columns else None
         if inferred:
             mapped[name] = msgspec.structs.replace(column, type=inferred)
+    return mapped
+
+
+def typed_as(
+    pipeline: settings.Pipeline, types: Mapping[str, str], columns: Collection[str]
+) -> settings.Pipeline:
+    """Return the pipeline with the types that its fields have, for those of `columns` without."""
+    mapped = {
+        name: msgspec.structs.replace(
+            column, type=types.get(column.field) if column.field is not None else None
+        )
+        for name, column in pipeline.mapped.items()
+        if name in columns and name not in pipeline.keys and column.type is None
+    }
+    keys = pipeline.key_types
+    if len(pipeline.event.documents) == len(pipeline.keys):
+        for name, field in zip(pipeline.keys, pipeline.event.documents, strict=True):
+            if name in columns and types.get(field) in ("integer", "bigint"):
+                keys[name] = keys[name] or "bigint"
+    key_type: str | list[str] | None = pipeline.key_type
+    if any(keys.values()):
+        found = [kind or "text" for kind in keys.values()]
+        key_type = found[0] if isinstance(pipeline.key, str) else found
     return msgspec.structs.replace(
-        pipeline, columns=mapped, key_type=_key_type(pipeline, bodies, columns)
+        pipeline, columns={**pipeline.columns, **mapped}, key_type=key_type
     )
 
 

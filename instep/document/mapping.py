@@ -54,6 +54,9 @@ class Mapping(msgspec.Struct, frozen=True):
     guard: str | None = None
     order_is_time: bool = False
     separator: str = "/"  # between the parts of a composite key
+    # of a further table: the fields of the key's columns behind the document's id
+    lines: tuple[Field, ...] = ()
+    further: tuple[Mapping, ...] = ()  # of the pipeline's further tables
 
     @property
     def is_keyed(self) -> bool:
@@ -68,12 +71,34 @@ class Mapping(msgspec.Struct, frozen=True):
     @property
     def guard_field(self) -> Field | None:
         """Return the field of the guard's column."""
-        return next((field for field in self.fields if field.column.name == self.guard), None)
+        fields = (*self.lines, *self.fields)
+        return next((field for field in fields if field.column.name == self.guard), None)
+
+    @property
+    def without_further(self) -> Mapping:
+        """Return the mapping of the main table alone."""
+        return msgspec.structs.replace(self, further=()) if self.further else self
+
+    @property
+    def with_further(self) -> Mapping:
+        """Return the mapping with the fields of all further tables behind its own.
+
+        So a record is parsed once; `FurtherRows` splits the values again.
+        """
+        fields = [
+            msgspec.structs.replace(field, path=(f"{CONSTANT}{number}.{field.column.name}",))
+            if field.constant is not None
+            else field
+            for number, table in enumerate(self.further)
+            for field in (*table.lines, *table.fields)
+        ]
+        return msgspec.structs.replace(self, fields=(*self.fields, *fields), further=())
 
     @property
     def reads_headers(self) -> bool:
         """Return whether a header of the records is mapped."""
-        paths = (self.status, self.at, *(field.path for field in self.fields))
+        fields = self.with_further.fields
+        paths = (self.status, self.at, *(field.path for field in fields))
         return any(path is not None and path[0].startswith(HEADER) for path in paths)
 
     @property
@@ -89,10 +114,13 @@ def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, TargetColumn
     fields = tuple(
         _field(columns[name], declared, at) for name, declared in pipeline.mapped.items()
     )
-    kept = next(
-        (field for field in fields if event.order is not None and field.path == path(event.order)),
-        None,
+    lines = tuple(
+        _field(columns[name], declared, at) for name, declared in pipeline.line_columns.items()
     )
+    kept = None
+    if event.order is not None:
+        ordered = path(event.order)
+        kept = next((field for field in (*lines, *fields) if field.path == ordered), None)
     guard = kept.column if kept else None
     is_time = kept is not None and (
         isinstance(kept.column.kind, kinds.Timestamp) or kept.holds_time
@@ -107,6 +135,7 @@ def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, TargetColumn
         guard=guard.name if guard else None,
         order_is_time=is_time,
         separator=pipeline.key_separator,
+        lines=lines,
     )
 
 

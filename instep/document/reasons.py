@@ -13,6 +13,7 @@ class Reason(StrEnum):
     KEY_MISSING = "KEY_MISSING"
     KEY_NOT_UTF8 = "KEY_NOT_UTF8"
     RECORD_TOO_LARGE = "RECORD_TOO_LARGE"
+    TRANSFORMATION_FAILED = "TRANSFORMATION_FAILED"
     ID_EMPTY = "ID_EMPTY"
     ID_TOO_LONG = "ID_TOO_LONG"
     ID_PARTS_WRONG = "ID_PARTS_WRONG"
@@ -37,6 +38,7 @@ class Reason(StrEnum):
     DOCUMENT_MISSING = "DOCUMENT_MISSING"
     DELETE_NOT_ALLOWED = "DELETE_NOT_ALLOWED"
     ID_TAKEN_FOR_ANOTHER = "ID_TAKEN_FOR_ANOTHER"
+    LINE_KEY_UNFIT = "LINE_KEY_UNFIT"
     PARENT_MISSING = "PARENT_MISSING"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
     WAITS_BEHIND = "WAITS_BEHIND"
@@ -52,6 +54,9 @@ EXPLANATIONS = {
     Reason.RECORD_TOO_LARGE: (
         "the record is larger than the target database accepts in one statement;"
         " only its beginning is kept"
+    ),
+    Reason.TRANSFORMATION_FAILED: (
+        "the pipeline's transformation failed on this record, or yields too many rows of it"
     ),
     Reason.ID_EMPTY: "the document's id is empty",
     Reason.ID_TOO_LONG: "the document's id is longer than 255 characters or than the key column",
@@ -99,6 +104,10 @@ EXPLANATIONS = {
         "the table has a row with another id that the key column's collation treats as equal"
         " (a and A, for example)"
     ),
+    Reason.LINE_KEY_UNFIT: (
+        "a value that a further table needs for its key (`line_key`) or for its order is missing,"
+        " or does not fit a key"
+    ),
     Reason.PARENT_MISSING: (
         "a foreign key of the target table refuses the row:"
         " the row that it refers to does not exist yet"
@@ -130,6 +139,7 @@ PARKS = COLUMN_REFUSES | {
     Reason.DOCUMENT_MISSING,
     Reason.DELETE_NOT_ALLOWED,
     Reason.ID_TAKEN_FOR_ANOTHER,
+    Reason.LINE_KEY_UNFIT,
     Reason.PARENT_MISSING,
     Reason.REFUSED_BY_TARGET,
     Reason.WAITS_BEHIND,

@@ -27,6 +27,7 @@ from instep.document.decoding import Record
 from instep.document.outcome import Outcome
 
 LATENCIES_KEPT = 10_000
+TURN_MAX_S = 0.02  # a sender waits no longer for the reporter's turn
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # states of a future in concurrent.futures
 
 log = logging.getLogger("instep.emit")
@@ -156,7 +157,6 @@ class DeliveryCounter:
         self.on_answer: Callable[..., None] = self.settle
         self.delivered = 0
         self.failed = 0
-        self.open_bytes = 0
         self.last_failure: errors.Undelivered | None = None
         self.last_failure_at = 0.0
         self.latencies_s: deque[float] = deque(maxlen=LATENCIES_KEPT)
@@ -170,6 +170,12 @@ class DeliveryCounter:
         self._space_awaited = -1  # at this number of open records, there is somebody to wake
         self._sent = 0
         self._withdrawn = 0
+        self._is_turn = False  # the reporter settles receipts, and senders wait for the gate
+        self._gate = threading.Lock()
+        # Released when somebody begins to wait. A lock, because unlike an event it may be released
+        # by a signal handler that interrupts another release.
+        self._hurry = threading.Lock()
+        self._hurry.acquire()
         self._open: dict[int, Receipt] = {}
         self._first = 1  # no record before this one is open
         self._flushes = 0
@@ -180,10 +186,11 @@ class DeliveryCounter:
         self, on_delivery: OnDelivery | None = None, follow: Follow | None = None, size: int = 0
     ) -> Receipt:
         """Return a receipt for a record that is about to be sent."""
+        if self._is_turn:
+            self._wait_for_turn()
         with self._lock:
             self._sent = number = self._sent + 1
             self._open[number] = receipt = Receipt(self, number, size)
-            self.open_bytes += size
         if on_delivery is not None:
             receipt.on_delivery = on_delivery
         if follow is not None:
@@ -207,8 +214,7 @@ class DeliveryCounter:
                 if receipt._lock_of_waiters is None:
                     self.delivered += 1
                     receipt._result, receipt._state = delivery, FINISHED
-                    if self._open.pop(receipt.number, None) is not None:
-                        self.open_bytes -= receipt.size
+                    self._open.pop(receipt.number, None)
                     if self._is_awaited and self._may_wake():
                         self._wake()
                     return
@@ -232,6 +238,41 @@ class DeliveryCounter:
             receipt.set_result(delivery)
         with self._lock:
             self._close(receipt)
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[None, None, None]:
+        """Let the reporter settle many receipts while senders wait to begin a record.
+
+        If a sender and the reporter both run, they pass Python's lock (the GIL) to each other for
+        every record, which takes a fifth of the CPU time of sending it.
+        """
+        if not self._gate.acquire(blocking=False):
+            yield
+            return
+        self._is_turn = True
+        try:
+            yield
+        finally:
+            self._is_turn = False
+            self._gate.release()
+
+    def _wait_for_turn(self) -> None:
+        """Wait until the turn ends, but not long: a callback may wait for this thread."""
+        if threading.get_ident() == self.reporter:
+            return
+        if self._gate.acquire(timeout=TURN_MAX_S):
+            self._gate.release()
+        else:
+            self._is_turn = False
+
+    def pause(self, timeout_s: float) -> None:
+        """Wait until the timeout, or until somebody begins to wait for records."""
+        self._hurry.acquire(timeout=timeout_s)
+
+    def hurry(self) -> None:
+        """End a pause: somebody waits."""
+        with contextlib.suppress(RuntimeError):  # it is released already
+            self._hurry.release()
 
     def report(
         self, receipt: Receipt, wait: Callable[[float | None], Answer], timeout: float | None
@@ -279,6 +320,12 @@ class DeliveryCounter:
         """Return how many records are not settled."""
         return len(self._open)
 
+    @property
+    def open_bytes(self) -> int:
+        """Return the bytes of the records that are not settled. It takes a look at each."""
+        with self._lock:
+            return sum(receipt.size for receipt in self._open.values())
+
     def open_up_to(self, mark: int) -> int:
         """Return how many of the records sent up to the mark are not settled."""
         with self._lock:
@@ -291,6 +338,7 @@ class DeliveryCounter:
 
     def wait_settled(self, mark: int, timeout_s: float) -> bool:
         """Wait until all records up to the mark are settled; return False after the timeout."""
+        self.hurry()
         with self._lock:
             self._for_marks.append(mark)
             self._is_awaited = True
@@ -308,6 +356,7 @@ class DeliveryCounter:
     def calling(self, wake: Callable[[], None], open_max: int) -> Generator[None, None, None]:
         """Call a function once at most this many records are open. It must not wait."""
         entry = (open_max, wake)
+        self.hurry()
         with self._lock:
             self._for_space.append(entry)
             self._wake()
@@ -343,6 +392,7 @@ class DeliveryCounter:
 
     def prepare_waiting(self, receipt: Receipt) -> threading.Condition:
         """Let others wait for a receipt, unless it is prepared already."""
+        self.hurry()
         with self._lock:
             return receipt._lock_of_waiters or receipt._prepare_waiting()
 
@@ -353,17 +403,16 @@ class DeliveryCounter:
         """
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._gate, self._is_turn = threading.Lock(), False
         self._for_space.clear()
         self._for_marks.clear()
         for receipt in self._open.values():
             receipt._lock_of_waiters = None
             receipt._exception, receipt._state = failure, FINISHED
         self._open.clear()
-        self.open_bytes = 0
 
     def _close(self, receipt: Receipt) -> None:
-        if self._open.pop(receipt.number, None) is not None:
-            self.open_bytes -= receipt.size
+        self._open.pop(receipt.number, None)
         if self._is_awaited and self._may_wake():
             self._wake()
 

@@ -43,6 +43,9 @@ from instep.kafka import connection, faults, offsets, topics
 from instep.waiting import wait_until
 
 POLL_S = 0.05
+# While records are sent this fast, their answers are taken in turns with the senders.
+BUSY_RECORDS = 50  # between two polls
+TURN_PAUSE_S = 0.005
 TOO_LARGE = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -155,7 +158,10 @@ class Publisher:
         self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
     ) -> deliveries.Receipt:
         """Send an event. The future may be ignored: `flush` raises unreported failures."""
-        return self._send(outgoing.from_event(status_event, self.source), on_delivery)
+        record = outgoing.from_event(status_event, self.source)
+        # the body of `_send`, since a call would take longer than all that it does
+        receipt = self._try_send(record, on_delivery)
+        return self._send_when_possible(record, on_delivery) if receipt is None else receipt
 
     def delete(
         self,
@@ -376,20 +382,28 @@ class Publisher:
 
     def _report_deliveries(self) -> None:
         self._counter.reporter = threading.get_ident()
+        polled_at = 0
         while not self._stopped:
-            self._poll()
+            is_busy = self._counter.mark - polled_at > BUSY_RECORDS
+            polled_at = self._counter.mark
+            if is_busy:
+                self._counter.pause(TURN_PAUSE_S)
+                with self._counter.turn():
+                    self._poll(0)
+            else:
+                self._poll()
             if self._termination.is_due(self._counter.is_settled):
                 if self._termination.is_fatal:
                     self._log_lost()
                 self._termination.resume()
 
-    def _poll(self) -> None:
+    def _poll(self, timeout_s: float = POLL_S) -> None:
         """Let the client call the delivery callbacks.
 
         A fatal error is an exception; records without an answer are given up.
         """
         try:
-            self._producer.poll(POLL_S)
+            self._producer.poll(timeout_s)
         except KafkaException as failure:
             self._error_log.add(failure.args[0])
             self._producer.purge()

@@ -58,12 +58,12 @@ class Applier:
                 plan.writer,
                 TopicIdentity(plan.kafka, plan.bootstrap, plan.target.topic, plan.writer.topic_id),
             )
-        pipeline, topic = plan.target.pipeline, plan.target.topic
+        reader, topic = continuity.pipeline(plan.target.pipeline), plan.target.topic
         return SameTopic(
             self._identity[1],
             functools.partial(cluster_of, plan),
-            replaced=functools.partial(continuity.replaced, pipeline, topic),
-            gone=functools.partial(continuity.gone, pipeline, topic, ()),
+            replaced=functools.partial(continuity.replaced, reader, topic),
+            gone=functools.partial(continuity.gone, reader, topic, ()),
         )
 
     def apply(
@@ -132,10 +132,11 @@ class Applier:
             plan.writer,
             partition,
             records,
-            log_holds or functools.partial(_log_holds, plan),
+            log_holds or functools.partial(log_has_records, plan),
             self._probe,
             same_topic=same_topic,
             same_table=functools.partial(_refuse_changed, plan),
+            slots=plan.target.slots,
         )
 
     def positions(self) -> dict[int, Position]:
@@ -169,16 +170,17 @@ def is_full(records: Sized, size: int) -> bool:
 
 
 @functools.cache
-def _cluster(kafka: settings.Kafka, bootstrap: str) -> Cluster:
+def task_cluster(kafka: settings.Kafka, bootstrap: str) -> Cluster:
+    """Return the clients of this process; a worker process keeps them for its next tasks."""
     return Cluster(kafka, bootstrap, BROKER_PATIENCE_S)
 
 
 def cluster_of(plan: TaskPlan) -> Cluster:
-    """Return the clients of this process; a worker process keeps them for its next tasks."""
-    return _cluster(plan.kafka, plan.bootstrap)
+    """Return the clients that a task of this plan uses."""
+    return task_cluster(plan.kafka, plan.bootstrap)
 
 
-def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
+def log_has_records(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
     """Return whether the log holds, or may have lost, a committed record between two offsets.
 
     This is called only if offsets are missing between two records.

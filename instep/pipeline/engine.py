@@ -7,11 +7,13 @@ is a streaming query. Both apply the same transaction, so the guarantees are the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from instep import errors
+from instep.document.decoding import Record
+from instep.document.results import Result
 from instep.pipeline.applier import TaskPlan
 from instep.sinks.target import Position
 
@@ -46,6 +48,14 @@ class Flow(Protocol):
 
     def stop(self) -> None:
         """Stop it after the current transaction, or after a short time."""
+
+
+@runtime_checkable
+class Transforms(Protocol):
+    """A flow with a transformation, which it can also apply to other records."""
+
+    def transform(self, records: Sequence[Record]) -> list[Result]:
+        """Return the results of records of the log."""
 
 
 class Engine(Protocol):

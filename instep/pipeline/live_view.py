@@ -1,4 +1,4 @@
-"""The live view of `instep run`: one row per pipeline, redrawn in place.
+"""The live view of `instep run`: one row per job, redrawn in place.
 
 Rows are plain data and are rendered by pure functions. Only `View` writes to the terminal.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from instep import terminal
-from instep.pipeline.runner import Runner, RunnerState
+from instep.pipeline.job import Job, RunnerState
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
@@ -81,21 +81,21 @@ class CatchUp:
         return self._eta.seconds(now)
 
 
-def row(runner: Runner, catch_up: CatchUp, now: float) -> ViewRow:
-    """Return the current row of a pipeline."""
-    progress = runner.progress
+def row(job: Job, catch_up: CatchUp, now: float) -> ViewRow:
+    """Return the current row of a job."""
+    progress = job.progress
     rate = progress.rate()
     catch_up.add(now, progress.lag, rate)
     return ViewRow(
-        pipeline=runner.name,
-        state=runner.state,
+        pipeline=job.name,
+        state=job.state,
         rate=rate,
         lag=progress.lag,
         fresh_p50_s=progress.freshness_s(0.5),
         fresh_p99_s=progress.freshness_s(0.99),
         dead=progress.totals["dead"],
         parked=progress.totals["parked"],
-        waiting_s=runner.waiting_s(),
+        waiting_s=job.waiting_s(),
         caught_up=catch_up.share(),
         eta_s=catch_up.eta_s(now),
     )

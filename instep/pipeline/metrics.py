@@ -59,13 +59,15 @@ class Pipelines(Collector):
             for verdict in Verdict:
                 events.add_metric([runner.name, verdict.value], totals[verdict.value])
             freshness.add_metric(
-                [runner.name], _cumulative(totals), totals["freshness_us"] / 1_000_000
+                [runner.name], cumulative(totals), totals["freshness_us"] / 1_000_000
             )
             if runner.progress.lag is not None:
                 lag.add_metric([runner.name], runner.progress.lag)
             held.add_metric([runner.name], runner.progress.held_back)
             up.add_metric([runner.name], 1.0 if runner.state is RunnerState.RUNNING else 0.0)
         yield from (events, freshness, lag, held, up)
+        yield from self._overdue()
+        yield from self._redriven()
         yield self._counter(
             "instep_records",
             "Records read from the log.",
@@ -80,6 +82,50 @@ class Pipelines(Collector):
             "instep_restarts", "Restarts of the flow.", lambda runner: runner.restarts
         )
 
+    def _overdue(self) -> Iterator[Metric]:
+        """Yield the overdue documents by status: 0 for a status with a limit but none overdue."""
+        labels = ["pipeline", "status"]
+        documents = GaugeMetricFamily(
+            "instep_overdue_documents",
+            "Documents that have had a status for longer than [pipelines.NAME.due] allows.",
+            labels=labels,
+        )
+        oldest = GaugeMetricFamily(
+            "instep_overdue_oldest_seconds",
+            "How long the first of the overdue documents has had its status.",
+            labels=labels,
+        )
+        for runner in self._runners:
+            summary = runner.progress.overdue
+            for status in runner.pipeline.due if summary is not None else ():
+                assert summary is not None
+                count = summary.statuses.get(status)
+                documents.add_metric([runner.name, status], count.documents if count else 0)
+                if count:
+                    age = summary.at - count.oldest
+                    oldest.add_metric([runner.name, status], age.total_seconds())
+        yield from (documents, oldest)
+
+    def _redriven(self) -> Iterator[Metric]:
+        """Yield the attempts of redrive, and the documents that it gave up."""
+        attempts = CounterMetricFamily(
+            "instep_redrives",
+            "Attempts of redrive for parked documents, by outcome.",
+            labels=["pipeline", "outcome"],
+        )
+        given_up = GaugeMetricFamily(
+            "instep_given_up_documents",
+            "Parked documents that redrive does not try any more.",
+            labels=["pipeline"],
+        )
+        for runner in self._runners:
+            if runner.pipeline.redrive is not None:
+                for outcome in ("released", "refused"):
+                    attempts.add_metric([runner.name, outcome], runner.progress.redriven[outcome])
+            if runner.progress.given_up is not None:
+                given_up.add_metric([runner.name], runner.progress.given_up)
+        yield from (attempts, given_up)
+
     def _counter(self, name: str, text: str, value: Callable[[Runner], int]) -> CounterMetricFamily:
         family = CounterMetricFamily(name, text, labels=["pipeline"])
         for runner in self._runners:
@@ -87,7 +133,8 @@ class Pipelines(Collector):
         return family
 
 
-def _cumulative(totals: dict[str, int]) -> list[tuple[str, float]]:
+def cumulative(totals: dict[str, int]) -> list[tuple[str, float]]:
+    """Return the buckets of freshness, each with those below it."""
     seen = 0
     buckets = []
     for name, bound in zip(counts.BUCKETS, (*counts.FRESHNESS_BOUNDS_S, float("inf")), strict=True):

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from instep import errors, settings
 from instep.kafka import backlog, offsets
 from instep.kafka.connection import Cluster
@@ -132,10 +134,12 @@ class HeartbeatWatch:
         name: str,
         pipeline: settings.Pipeline,
         state: Callable[[], tuple[int, str, str | None, str | None]],
+        progress: Progress,
     ) -> None:
         """Create the thread. `state` returns epoch, state, error code and detail."""
         self._thread = threading.Thread(target=self._run, name=f"{name} heartbeat", daemon=True)
         self._pipeline, self._target, self._state = name, pipeline.target, state
+        self._progress = progress
         self._ended = threading.Event()
         self._started = self._changed_at = time.monotonic()
         self._last: tuple[int, str, str | None, str | None] | None = None
@@ -169,8 +173,23 @@ class HeartbeatWatch:
         if now >= self._due:
             self._due = now + runs.INTERVAL_S
             epoch, name, code, detail = state
+            overdue = self._progress.overdue
             report = RunReport(
-                epoch, name, now - self._started, now - self._changed_at, code, detail
+                epoch,
+                name,
+                now - self._started,
+                now - self._changed_at,
+                code,
+                detail,
+                None if overdue is None else msgspec.json.encode(overdue).decode(),
+                self._progress.rate(),
+                _finite(self._progress.freshness_s(0.5)),
+                _finite(self._progress.freshness_s(0.99)),
             )
             with contextlib.suppress(Exception):  # a lost heartbeat does no harm
                 heartbeat.beat(report)
+
+
+def _finite(freshness_s: float | None) -> float | None:
+    """Return a freshness that databases can keep: they have no infinity."""
+    return None if freshness_s is None else min(freshness_s, runs.FRESHNESS_MAX_S)

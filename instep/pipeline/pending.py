@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from instep import settings
 from instep.kafka import backlog, offsets, topics
@@ -10,21 +10,18 @@ from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
 from instep.sinks import ledger_reader
-from instep.sinks.target import Position
 
 
-def begins(
-    cluster: Cluster, topic: Topic, pipeline: settings.Pipeline, known: Mapping[int, Position]
-) -> dict[int, int]:
-    """Return where partitions begin that the ledger lacks.
+def begins(cluster: Cluster, topic: Topic, start: str, known: Collection[int]) -> dict[int, int]:
+    """Return where partitions begin that have no position yet.
 
-    A new pipeline begins at its `start`, a new partition of a known topic at its first record.
+    A new job begins at its `start`, a new partition of a known topic at its first record.
     """
     new = [partition for partition in topic.partitions if partition not in known]
     if not new:
         return {}
-    start_time = settings.start_time(pipeline.start)
-    if known or pipeline.start == "earliest":
+    start_time = settings.start_time(start)
+    if known or start == "earliest":
         return offsets.earliest(cluster, topic.name, new)
     if start_time is None:
         return offsets.latest(cluster, topic.name, new)
@@ -37,4 +34,6 @@ def ahead(cluster: Cluster, name: str, pipeline: settings.Pipeline) -> dict[int,
     ledger = ledger_reader.ledger(name, pipeline)
     known = {p: position for p, position in ledger.items() if p in topic.partitions}
     positions = {p: position.next_offset for p, position in known.items()}
-    return backlog.read(cluster, topic.name, positions | begins(cluster, topic, pipeline, known))
+    return backlog.read(
+        cluster, topic.name, positions | begins(cluster, topic, pipeline.start, known)
+    )

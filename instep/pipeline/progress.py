@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from instep.document.due import OverdueSummary
 from instep.pipeline import counts
 from instep.pipeline.engine import Report
 
@@ -28,6 +29,10 @@ class Progress:
         self.lag: int | None = None  # to the end of the log; None: unknown
         self.held_back = 0  # the part of the lag that is behind an open transaction
         self.held_by: list[str] = []  # for each partition that is held back, a sentence
+        self.overdue: OverdueSummary | None = None  # None: no status has a limit, or unknown yet
+        self.redriven = {"released": 0, "refused": 0}  # attempts of this run
+        self.given_up: int | None = None  # parked documents; None: no redrive, or unknown yet
+        self.alarms: dict[str, str] = {}  # by subject, such as "overdue documents", a sentence
         self._begun: dict[int, int] = {}  # the positions before the flow's first report
         self._ends: dict[int, int] = {}
 
@@ -44,6 +49,13 @@ class Progress:
     def _measure(self) -> None:
         positions = self._begun | self.positions
         self.lag = sum(max(0, end - positions.get(p, 0)) for p, end in self._ends.items())
+
+    def set_alarm(self, subject: str, sentence: str | None) -> None:
+        """Raise an alarm, or end it with None."""
+        if sentence is None:
+            self.alarms.pop(subject, None)
+        else:
+            self.alarms[subject] = sentence
 
     def settle(self, totals: Mapping[str, int]) -> None:
         """Take the ledger's totals: a flow that failed does not report its last commits."""

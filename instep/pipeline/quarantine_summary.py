@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from datetime import datetime
 
-from instep import errors
+from instep import errors, settings
 from instep.document.showing import counted
-from instep.pipeline.runner import Runner
 from instep.sinks import ledger_reader
 
 WARNING_SHARE = 0.5
 
 
-def count(runner: Runner) -> int:
-    """Return the number of events of this run that became dead letters or were parked."""
-    totals = runner.progress.totals
+def count(totals: Mapping[str, int]) -> int:
+    """Return the number of events of a run that became dead letters or were parked."""
     return totals["dead"] + totals["parked"]
 
 
-def warning(runner: Runner) -> str | None:
+def warning(
+    name: str, pipeline: settings.Pipeline, totals: Mapping[str, int], since: datetime
+) -> str | None:
     """Return the warning: how many, why, and the commands that list them; None if there are few."""
-    totals = runner.progress.totals
-    quarantined = count(runner)
+    quarantined = count(totals)
     if not quarantined or quarantined <= totals["records"] * WARNING_SHARE:
         return None
-    name = shlex.quote(runner.name)
+    quoted = shlex.quote(name)
     commands = []
     if totals["dead"]:
-        commands.append(f"instep dead list {name}")
+        commands.append(f"instep dead list {quoted}")
     if totals["parked"]:
-        commands.append(f"instep parked list {name}")
+        commands.append(f"instep parked list {quoted}")
     return (
-        f"WARNING: {runner.name}: {quarantined:,} of {counted(totals['records'], 'record')} went to"
+        f"WARNING: {name}: {quarantined:,} of {counted(totals['records'], 'record')} went to"
         f" quarantine ({counted(totals['dead'], 'dead letter')}, {totals['parked']:,} parked)"
-        f"{_main_reason(runner)}; list them: {'; '.join(commands)}"
+        f"{_main_reason(name, pipeline, since)}; list them: {'; '.join(commands)}"
     )
 
 
-def _main_reason(runner: Runner) -> str:
+def _main_reason(name: str, pipeline: settings.Pipeline, since: datetime) -> str:
     try:
-        reasons = ledger_reader.reasons(runner.name, runner.pipeline, runner.started_at)
+        reasons = ledger_reader.reasons(name, pipeline, since)
     except errors.InstepError:  # warn without the reason
         return ""
     if not reasons:

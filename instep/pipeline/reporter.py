@@ -10,27 +10,28 @@ from typing import TextIO
 
 from instep import terminal
 from instep.document.showing import plain
-from instep.pipeline import live_view, quarantine_summary
-from instep.pipeline.progress import Progress
-from instep.pipeline.runner import Runner, RunnerState
+from instep.pipeline import live_view, progress_text
+from instep.pipeline.job import Job, RunnerState
 from instep.terminal import Tone
 
 LIVE_INTERVAL_S = 0.5
 LOG_INTERVAL_S = 10.0
+ALARM_INTERVAL_S = 60.0  # an alarm whose numbers change is not repeated more often
 
 
 class Reporter:
     """Writes to stderr. A terminal gets a live view, unless Spark's log is shown there."""
 
     def __init__(
-        self, runners: Sequence[Runner], stream: TextIO = sys.stderr, *, verbose: bool = False
+        self, jobs: Sequence[Job], stream: TextIO = sys.stderr, *, verbose: bool = False
     ) -> None:
-        self._runners, self._stream = runners, stream
+        self._jobs, self._stream = jobs, stream
         self._view = live_view.View(stream) if terminal.is_live(stream) and not verbose else None
-        self._catch_ups = {runner.name: live_view.CatchUp() for runner in runners}
+        self._catch_ups = {job.name: live_view.CatchUp() for job in jobs}
         self._next = 0.0
         self._states: dict[str, tuple[RunnerState, str]] = {}
         self._held_by: dict[str, list[str]] = {}
+        self._alarms: dict[tuple[str, str], tuple[str, float]] = {}
 
     def tick(self) -> None:
         """Print what is due."""
@@ -40,13 +41,13 @@ class Reporter:
             return
         if self._view:
             self._next = now + LIVE_INTERVAL_S
-            rows = [live_view.row(one, self._catch_ups[one.name], now) for one in self._runners]
+            rows = [live_view.row(one, self._catch_ups[one.name], now) for one in self._jobs]
             self._view.draw(rows)
         else:
             self._next = now + LOG_INTERVAL_S
-            for runner in self._runners:
-                if runner.state is RunnerState.RUNNING:
-                    self.say(line(runner))
+            for job in self._jobs:
+                if job.state is RunnerState.RUNNING:
+                    self.say(line(job))
 
     def say(self, text: str, tone: Tone = Tone.NONE) -> None:
         """Print a line with the time."""
@@ -70,31 +71,45 @@ class Reporter:
         """Print the totals."""
         self.stop()
         self._say_changes()
-        for runner in self._runners:
-            self.say(f"{runner.name}: {summary(runner)}")
-        for runner in self._runners:
-            if warning := quarantine_summary.warning(runner):
+        for job in self._jobs:
+            self.say(f"{job.name}: {job.totals_text()}")
+        for job in self._jobs:
+            if warning := job.warning():
                 self.say(warning)
 
     def _say_changes(self) -> None:
-        for runner in self._runners:
-            state = (runner.state, "")
-            if runner.state is RunnerState.WAITING:
-                state = (runner.state, runner.waiting_for)
-            if self._states.get(runner.name) != state:
-                self._states[runner.name] = state
-                self.say(describe(runner), tone(runner))
-            if self._held_by.get(runner.name, []) != runner.progress.held_by:
-                self._held_by[runner.name] = list(runner.progress.held_by)
+        for job in self._jobs:
+            state = (job.state, "")
+            if job.state is RunnerState.WAITING:
+                state = (job.state, job.waiting_for)
+            if self._states.get(job.name) != state:
+                self._states[job.name] = state
+                self.say(describe(job), tone(job))
+            if self._held_by.get(job.name, []) != job.progress.held_by:
+                self._held_by[job.name] = list(job.progress.held_by)
                 released = ["nothing waits behind an open transaction any more"]
-                for text in runner.progress.held_by or released:
-                    self.say(f"{runner.name}: {text}")
+                for text in job.progress.held_by or released:
+                    self.say(f"{job.name}: {text}")
+            self._say_alarms(job)
+
+    def _say_alarms(self, job: Job) -> None:
+        """Print new alarms at once, changed ones from time to time, and the end of each."""
+        now, alarms = time.monotonic(), dict(job.progress.alarms)
+        for subject, sentence in alarms.items():
+            before, said_at = self._alarms.get((job.name, subject), ("", -ALARM_INTERVAL_S))
+            if sentence != before and now - said_at >= ALARM_INTERVAL_S:
+                self._alarms[job.name, subject] = (sentence, now)
+                self.say(f"{job.name}: {sentence}", Tone.WARNING)
+        for name, subject in list(self._alarms):
+            if name == job.name and subject not in alarms:
+                del self._alarms[name, subject]
+                self.say(f"{job.name}: no more {subject}")
 
 
-def tone(runner: Runner) -> Tone:
+def tone(job: Job) -> Tone:
     """Return the tone of a state change."""
-    match runner.state:
-        case RunnerState.ENDED if runner.error:
+    match job.state:
+        case RunnerState.ENDED if job.error:
             return Tone.BAD
         case RunnerState.WAITING:
             return Tone.WARNING
@@ -102,67 +117,21 @@ def tone(runner: Runner) -> Tone:
             return Tone.NONE
 
 
-def describe(runner: Runner) -> str:
+def describe(job: Job) -> str:
     """Describe a state change."""
-    match runner.state:
+    match job.state:
         case RunnerState.WAITING:
-            return f"{runner.name}: waiting, will continue by itself: {runner.waiting_for}"
-        case RunnerState.ENDED if runner.error:
-            return f"{runner.name}: ended: {'; '.join(str(runner.error).splitlines())}"
+            return f"{job.name}: waiting, will continue by itself: {job.waiting_for}"
+        case RunnerState.ENDED if job.error:
+            return f"{job.name}: ended: {'; '.join(str(job.error).splitlines())}"
         case _:
-            return f"{runner.name}: {runner.state.value}"
+            return f"{job.name}: {job.state.value}"
 
 
-def line(runner: Runner) -> str:
+def line(job: Job) -> str:
     """Return rate, lag, freshness and totals as one line."""
-    if runner.state is RunnerState.WAITING:
-        return f"{runner.name}: waiting {runner.waiting_s():.0f} s"
-    done = runner.progress
-    if runner.state is RunnerState.STARTING:
-        return f"{runner.name}: starting, lag {lag(done)}"
-    middle, tail = done.freshness_s(0.5), done.freshness_s(0.99)
-    freshness = _idle(done)
-    if middle is not None:
-        freshness = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}"
-    totals = done.totals
-    return (
-        f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag(done)}, {freshness},"
-        f" {totals['applied']:,} applied, {totals['parked']:,} parked, {totals['dead']:,} dead"
-    )
-
-
-def lag(done: Progress) -> str:
-    """Return the lag, and how much of it waits behind an open transaction."""
-    if done.lag is None:
-        return "not known yet"
-    if done.held_back:
-        return f"{done.lag:,} ({done.held_back:,} behind an open transaction)"
-    return f"{done.lag:,}"
-
-
-def _idle(done: Progress) -> str:
-    """Return why there is no freshness to show."""
-    if (done.lag or 0) > done.held_back:
-        return "no events applied yet"
-    return "no recent events"
-
-
-def summary(runner: Runner) -> str:
-    """Return the totals of a run."""
-    totals = runner.progress.totals
-    return (
-        f"{totals['records']:,} records: {totals['applied']:,} applied, {totals['stale']:,} stale,"
-        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored,"
-        f" {totals['parked']:,} parked, {totals['dead']:,} dead letters;"
-        f" {runner.restarts} restarts"
-    )
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "?"
-    if value == float("inf"):
-        return "over 300 s"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:g} s"
+    if job.state is RunnerState.WAITING:
+        return f"{job.name}: waiting {job.waiting_s():.0f} s"
+    if job.state is RunnerState.STARTING:
+        return f"{job.name}: starting, lag {progress_text.lag(job.progress)}"
+    return f"{job.name}: {job.progress_text()}"

@@ -47,7 +47,8 @@ SOCKET_PATH_BYTES_MAX = 104  # on macOS; Linux allows 108
 SOCKET_NAME_BYTES = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 LOCKLESS_S_MAX = 24 * 3600
 # What the daemon of the Python workers loads before it forks them (see daemon.py).
-RESIDENT, QUERIES = "instep.pipeline.resident.worker", "instep.pipeline.micro_batch.task"
+RESIDENT = "instep.pipeline.resident.pipeline_share"
+QUERIES = "instep.pipeline.micro_batch.task"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -263,13 +264,13 @@ def _has_room_for_sockets(folder: RunFolder) -> bool:
     return longest + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
 
 
-def with_slots_for_both(master: str) -> str:
-    """Give a local master twice the slots, so that resident tasks leave some to queries."""
+def with_slots_for(master: str, users: int) -> str:
+    """Multiply the slots of a local master, so that tasks that keep theirs leave some to others."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)(,.*)?\])?", master)
-    if not local:
+    if not local or users < 2:
         return master
     threads = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
-    return f"local[{2 * threads}{local[2] or ''}]"
+    return f"local[{users * threads}{local[2] or ''}]"
 
 
 def retrying(master: str) -> str:

@@ -1,4 +1,7 @@
-"""`instep run`: run pipelines in one Spark session, until stopped or to the end of the log."""
+"""`instep run`: run jobs in one Spark session, until stopped or to the end of the log.
+
+The caller provides the jobs as groups of one kind each (see `job.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,30 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from instep import errors, settings
-from instep.document.showing import counted
-from instep.kafka import backlog, topics
-from instep.kafka.backlog import PartitionBacklog
+from instep import settings
 from instep.kafka.connection import Cluster, java_config
 from instep.metrics_server import MetricsServer
-from instep.pipeline import pending, session
-from instep.pipeline.engine import Engine
-from instep.pipeline.engines import Engines
-from instep.pipeline.metrics import Pipelines
+from instep.pipeline import session
+from instep.pipeline.job import Job, JobGroup, RunContext, RunnerState
 from instep.pipeline.reporter import Reporter
-from instep.pipeline.runner import Runner, RunnerState
 from instep.pipeline.stop import Stop
-from instep.sinks import inspection
 from instep.spark_options import SparkFiles
 from instep.terminal import Tone
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 TICK_INTERVAL_S = 0.25
-KEEP_WARM_INTERVAL_S = 30.0
 END_WITHIN_S = 4.0
 RUNNER_END_PATIENCE_S = 1.0
 
 
 def run(
-    declared: settings.Settings,
-    names: Sequence[str],
+    spark: settings.Spark,
+    groups: Sequence[JobGroup],
     cluster: Cluster,
     files: SparkFiles,
     *,
@@ -49,8 +43,8 @@ def run(
     verbose: bool = False,
     observe: Observe | None = None,
     stop: Stop | None = None,
-) -> list[Runner]:
-    """Run the named pipelines until the end, and return their runners.
+) -> list[Job]:
+    """Run the jobs of these groups until the end, and return them.
 
     Once all have ended, raise the first error that ended one of them. `observe` makes what
     reports on them; by default that is a Reporter on stderr. Without `stop`, the run is a command:
@@ -58,36 +52,25 @@ def run(
     """
     stop = stop or Stop(exits=True)
     observe = observe or functools.partial(Reporter, verbose=verbose)
-    chosen = {name: settings.pipeline(declared, name) for name in names}
-    _check(chosen, cluster)
-    backlogs = _measure(chosen, cluster, observe([]).say)
-    runners: list[Runner] = []
+    _check(groups, cluster)
+    for group in groups:
+        group.measure(cluster, observe([]).say)
+    jobs: list[Job] = []
     server = None
     if metrics_port is not None:
-        server = MetricsServer(metrics_port, Pipelines(runners))
-    opened = session.Session(_spark_settings(declared, chosen), files, verbose=verbose)
+        server = MetricsServer(metrics_port, _Metrics(groups))
+    users = slot_users(groups)
+    spark = msgspec.structs.replace(spark, master=session.with_slots_for(spark.master, users))
+    opened = session.Session(spark, files, verbose=verbose)
     try:
         with stop.signals():
-            pool = _EnginePool(opened, cluster, chosen, backlogs)
+            pool = _Pool(opened, groups)
             stop.started()
             try:
-                runners += [
-                    Runner(
-                        name,
-                        pipeline,
-                        cluster,
-                        pool.of(name),
-                        once=once,
-                        is_lost=opened.is_lost,
-                    )
-                    for name, pipeline in chosen.items()
-                ]
-                for runner in runners:
-                    if partitions := backlogs.get(runner.name):
-                        ends = {p: partition.end for p, partition in partitions.items()}
-                        positions = {p: end - partitions[p].records for p, end in ends.items()}
-                        runner.progress.begin(positions, ends)
-                _work(pool, runners, stop, server, observe(runners))
+                context = RunContext(opened, cluster, once, users)
+                for group in groups:
+                    jobs += group.open(context)
+                _work(pool, jobs, stop, server, observe(jobs))
             finally:
                 with _deadline(stop, END_WITHIN_S):
                     pool.close()
@@ -96,54 +79,23 @@ def run(
         if server:
             server.close()
         opened.folder.remove()
-    failed = next((runner.error for runner in runners if runner.error), None)
+    failed = next((job.error for job in jobs if job.error), None)
     if failed is not None:
         raise failed
-    return runners
+    return jobs
 
 
-def _spark_settings(
-    declared: settings.Settings, chosen: dict[str, settings.Pipeline]
-) -> settings.Spark:
-    """Return the settings of Spark, with enough slots if the run has pipelines of both engines."""
-    if len({pipeline.engine for pipeline in chosen.values()}) == 1:
-        return declared.spark
-    return msgspec.structs.replace(
-        declared.spark, master=session.with_slots_for_both(declared.spark.master)
-    )
+def slot_users(groups: Sequence[JobGroup]) -> int:
+    """Return among how many users Spark's slots are divided."""
+    residents = sum(group.is_resident for group in groups)
+    return residents + any(group.has_queries for group in groups)
 
 
-def _measure(
-    chosen: dict[str, settings.Pipeline], cluster: Cluster, say: Callable[[str], None]
-) -> dict[str, dict[int, PartitionBacklog]]:
-    """Print what waits for each pipeline, before Spark starts, which takes seconds."""
-    backlogs: dict[str, dict[int, PartitionBacklog]] = {}
-    for name, pipeline in chosen.items():
-        try:
-            partitions = pending.ahead(cluster, name, pipeline)
-        except errors.InstepError:  # the runner gets the same error, and waits or ends
-            continue
-        backlogs[name] = partitions
-        records = sum(partition.records for partition in partitions.values())
-        say(f"{name}: {counted(records, 'record')} waiting; starting Spark")
-        held_back = {p: one.held_back for p, one in partitions.items() if one.held_back}
-        transactions = backlog.open_transactions(cluster, pipeline.topic, held_back)
-        for text in backlog.describe_held_back(held_back, transactions):
-            say(f"{name}: {text}")
-    return backlogs
-
-
-def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
-    """Raise before Spark starts if settings are wrong or no pipeline can reach its servers."""
+def _check(groups: Sequence[JobGroup], cluster: Cluster) -> None:
+    """Raise before Spark starts if settings are wrong or no job can reach its servers."""
     java_config(cluster.kafka, cluster.bootstrap)
-    unreachable: list[errors.Unreachable] = []
-    for name, pipeline in chosen.items():
-        try:
-            inspection.inspect(name, pipeline)
-            topics.describe(cluster, pipeline.topic)
-        except errors.Unreachable as error:
-            unreachable.append(error)
-    if len(unreachable) == len(chosen):
+    unreachable = [error for group in groups for error in group.check(cluster)]
+    if len(unreachable) == sum(len(group.names) for group in groups):
         raise unreachable[0]
 
 
@@ -159,65 +111,51 @@ class Observer(Protocol):
     def end(self) -> None: ...
 
 
-Observe = Callable[[Sequence[Runner]], Observer]
+Observe = Callable[[Sequence[Job]], Observer]
 
 
-class _EnginePool:
-    """The engines of the current Spark session, and what keeps the session ready."""
+class _Metrics(Collector):
+    """The metrics of all groups."""
 
-    def __init__(
-        self,
-        opened: session.Session,
-        cluster: Cluster,
-        chosen: dict[str, settings.Pipeline],
-        backlogs: dict[str, dict[int, PartitionBacklog]],
-    ) -> None:
-        self.opened, self._cluster, self._chosen = opened, cluster, chosen
-        # More resident tasks than partitions would have nothing to do.
-        self._tasks_max: int | None = None
-        if len(backlogs) == len(chosen):
-            self._tasks_max = sum(map(len, backlogs.values()))
-        self._open()
+    def __init__(self, groups: Sequence[JobGroup]) -> None:
+        self._collectors = [group.collector() for group in groups]
 
-    def _open(self) -> None:
-        self._engines = Engines(
-            self.opened.context,
-            self._cluster,
-            self.opened.folder.path,
-            self._chosen,
-            tasks_max=self._tasks_max,
-        )
-        self._warm: _KeepWarm | None = None
-        if any(pipeline.engine == "micro-batch" for pipeline in self._chosen.values()):
-            self._warm = _KeepWarm(self.opened.context)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for collector in self._collectors:
+            yield from collector.collect()
 
-    def of(self, name: str) -> Engine:
-        """Return the engine of a pipeline."""
-        return self._engines.of(name)
+
+class _Pool:
+    """The current Spark session and the groups that use it."""
+
+    def __init__(self, opened: session.Session, groups: Sequence[JobGroup]) -> None:
+        self.opened, self._groups = opened, groups
+        _ = opened.context  # start Spark
 
     def tick(self) -> None:
         """Keep the session ready; raise if its JVM has ended."""
         session.refuse_dead(self.opened.context)
-        if self._warm is not None:
-            self._warm.tick()
+        for group in self._groups:
+            group.tick()
 
-    def renew(self, runners: Sequence[Runner]) -> None:
-        """Move every pipeline to a new Spark session and folder; each continues at its ledger."""
-        _in_parallel([runner.suspend for runner in runners])
-        self._engines.close()
+    def renew(self, jobs: Sequence[Job]) -> None:
+        """Move every job to a new Spark session and folder; each continues at its position."""
+        _in_parallel([job.suspend for job in jobs])
+        self.close()
         self.opened.renew()
-        self._open()
-        for runner in runners:
-            runner.resume(self.of(runner.name))
+        for group in self._groups:
+            group.resume()
 
     def close(self) -> None:
-        """End the engines."""
-        self._engines.close()
+        """End what the groups have in the session."""
+        for group in self._groups:
+            group.release()
 
 
 def _work(
-    pool: _EnginePool,
-    runners: Sequence[Runner],
+    pool: _Pool,
+    jobs: Sequence[Job],
     stop: Stop,
     server: MetricsServer | None,
     reporter: Observer,
@@ -225,11 +163,11 @@ def _work(
     if server:
         reporter.say(f"metrics at {server.address}")
     pool.tick()
-    for runner in runners:
-        runner.start()
+    for job in jobs:
+        job.start()
     try:
         while not stop.wait(TICK_INTERVAL_S) and any(
-            runner.state is not RunnerState.ENDED for runner in runners
+            job.state is not RunnerState.ENDED for job in jobs
         ):
             if pool.opened.is_lost():
                 reporter.say(
@@ -237,19 +175,15 @@ def _work(
                     " starting a new Spark session",
                     Tone.WARNING,
                 )
-                pool.renew(runners)
+                pool.renew(jobs)
                 stop.started()
             pool.tick()
             reporter.tick()
     finally:
         reporter.stop()
         with _deadline(stop, END_WITHIN_S):
-            _stop_all(runners)
+            _in_parallel([functools.partial(job.stop, RUNNER_END_PATIENCE_S) for job in jobs])
         reporter.end()
-
-
-def _stop_all(runners: Sequence[Runner]) -> None:
-    _in_parallel([functools.partial(runner.stop, RUNNER_END_PATIENCE_S) for runner in runners])
 
 
 def _in_parallel(calls: Sequence[Callable[[], None]]) -> None:
@@ -259,34 +193,6 @@ def _in_parallel(calls: Sequence[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-class _KeepWarm:
-    """Runs a tiny job at the start and from time to time, so that Python workers exist.
-
-    Workers start while the pipelines do, and Spark ends those that are idle for a minute.
-    """
-
-    def __init__(self, context: SparkContext) -> None:
-        self._cores = context.defaultParallelism
-        self._due = time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def tick(self) -> None:
-        """Run the job if it is due."""
-        if time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
-            self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
-            self._thread = threading.Thread(target=self._ping, daemon=True)
-            self._thread.start()
-
-    def _ping(self) -> None:
-        with contextlib.suppress(Exception):  # the session may have ended; only speed is lost
-            from pyspark.sql import SparkSession
-
-            from instep.pipeline.micro_batch import arrow, task
-
-            numbers = SparkSession.builder.getOrCreate().range(0, self._cores, 1, self._cores)
-            arrow.map_batches(numbers, task.ping, "id long").collect()
 
 
 @contextlib.contextmanager

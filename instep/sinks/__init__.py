@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def open_sink(to: Target) -> Sink:
-    """Open a connection to the target."""
-    return open_sinks([to])[0]
+    """Open a connection to the target, with all its tables."""
+    first, *further = open_sinks([to, *to.further])
+    return first.with_further(further) if further else first
 
 
 def open_sinks(targets: Sequence[Target]) -> list[Sink]:

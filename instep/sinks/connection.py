@@ -55,7 +55,9 @@ class Connection(abc.ABC):
         self._names = _QuotedNames(self.quoted)
         self._statements: dict[str, str] = {}
         self._stages: dict[str, str] = {}  # the columns of each stage of the session
-        self._stage_is_used = False  # in the current transaction
+        # stages that may hold rows; shared by all connections of the session, as is the next one
+        self._used_stages: set[str] = set()
+        self._others: list[Self] = []  # the other connections of the session
 
     def open(self, stages: Mapping[str, str]) -> None:
         """Connect, and create these stages: for each name its columns, as in CREATE TABLE."""
@@ -75,7 +77,7 @@ class Connection(abc.ABC):
         """
         other = copy.copy(self)
         other.target, other.stage = target, stage
-        other._stage_is_used = False
+        self._others.append(other)
         return other
 
     # --- what each database implements ---------------------------------------------------------
@@ -141,8 +143,8 @@ class Connection(abc.ABC):
         """Begin a transaction that reads one state of the whole database."""
 
     def begin(self) -> None:
-        """Begin a transaction with an empty stage."""
-        self._stage_is_used = False
+        """Begin a transaction with empty stages."""
+        self._used_stages.clear()
         self.execute("BEGIN")
 
     def commit(self) -> None:
@@ -239,9 +241,9 @@ class Connection(abc.ABC):
 
     def claim_stage(self) -> None:
         """Make the stage empty for rows that are about to be loaded into it."""
-        if self._stage_is_used:
+        if self.stage in self._used_stages:
             self.clear_stage()
-        self._stage_is_used = True
+        self._used_stages.add(self.stage)
 
     def clear_stage(self) -> None:
         """Remove all rows from the stage."""

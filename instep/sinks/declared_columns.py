@@ -48,7 +48,7 @@ def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> s
     if column.value is not None:
         return {bool: "boolean", int: "bigint", float: "double"}.get(type(column.value), "text")
     if column.convert is not None:
-        if column.field == event.order:
+        if column.field in pipeline.order_fields:
             return "bigint"
         return {"number": None, "boolean": "boolean", "text": "text"}[column.convert]
     if column.unit is not None or column.field == OFFSET:
@@ -57,7 +57,7 @@ def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> s
         return "integer"
     if column.field in (event.at, TIMESTAMP):
         return "timestamp"
-    if column.field == event.order:
+    if column.field in pipeline.order_fields:
         return "bigint"
     if column.field == event.status:
         return "varchar(255)"
@@ -71,9 +71,12 @@ def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
 
     Text columns are as long as an id may be; the columns of a composite key share that length.
     """
-    characters = 255 // len(pipeline.keys)
+    lines = pipeline.line_columns
+    characters = 255 // (len(pipeline.keys) - len(lines))
     columns: list[sa.Column[Any]] = []
     for column, declared in pipeline.key_types.items():
+        if declared is None and column in lines:
+            declared = usual_type(pipeline, lines[column])
         name, sizes = settings.column_type(declared or "text", "key_type", settings.PART_TYPES)
         kind: TypeEngine[Any] = {
             "integer": sa.Integer(),
@@ -99,7 +102,7 @@ def faults(
                 f" but the settings declare it as {kind}",
                 "correct the type in the settings, or change the type of the column",
             )
-    for name, one in pipeline.mapped.items():
+    for name, one in (*pipeline.line_columns.items(), *pipeline.mapped.items()):
         if name in columns:
             yield from _conversion_faults(table, columns[name], one)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -190,11 +190,11 @@ def read_server(opened: sa.Connection, blank: Facts, existing: Collection[TableN
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
             return msgspec.structs.replace(facts, filesystem=file_system(file))
         case "postgresql":
-            return _read_postgres(opened, facts, existing, None)
+            return _read_postgres(opened, facts, existing, {})
         case _:
             engines = {str(table): _engine(opened, table) for table in existing}
             return msgspec.structs.replace(
-                _read_mysql(opened, facts, [], None),
+                _read_mysql(opened, facts, [], {}),
                 engines={name: engine for name, engine in engines.items() if engine},
             )
 
@@ -254,10 +254,14 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         part for part in opened.dialect.server_version_info or () if isinstance(part, int)
     )
     facts = msgspec.structs.replace(blank, version=version)
-    exists = view.has_table(table.name, schema=table.schema)
-    if exists:
+    written = {
+        str(name): one
+        for one in (pipeline, *settings.further_views(pipeline))
+        if view.has_table((name := target.table_name(one.table)).name, schema=name.schema)
+    }
+    if str(table) in written:
         facts = _with_table(opened, facts, table, pipeline)
-        existing.insert(0, table)
+    existing = [*map(target.table_name, written), *existing]
     match blank.kind:
         case "sqlite":
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
@@ -268,9 +272,9 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
                 lacking_rights=[f"WRITE on {path}" for path in read_only],
             )
         case "postgresql":
-            return _read_postgres(opened, facts, existing, pipeline if exists else None)
+            return _read_postgres(opened, facts, existing, written)
         case _:
-            return _read_mysql(opened, facts, existing, pipeline.keys[0] if exists else None)
+            return _read_mysql(opened, facts, existing, written)
 
 
 def _with_table(
@@ -285,7 +289,7 @@ def _with_table(
         other_columns=[name for name in reader.columns if name not in written],
         triggers=reader.triggers(),
         references=_references(reader, pipeline),
-        referenced_by=_referenced_by(opened, table),
+        referenced_by=_referenced_by_others(opened, table, pipeline),
         times_without_zone=_times_without_zone(reader, pipeline),
         checks=_checks(reader, pipeline),
         order_column=_order_column(reader, pipeline),
@@ -303,6 +307,25 @@ def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> 
         )
         for key in keys
         if set(key["constrained_columns"]) & set(pipeline.columns)
+    ]
+
+
+def _referenced_by_others(
+    opened: sa.Connection, table: TableName, pipeline: settings.Pipeline
+) -> list[Reference]:
+    """Return the foreign keys to the target's table that a delete affects.
+
+    Rows of further tables are deleted before the row that they refer to.
+    """
+    deleted = {
+        target.table_name(one.table).name
+        for one in settings.further_views(pipeline)
+        if one.deletes == "row"
+    }
+    return [
+        reference
+        for reference in _referenced_by(opened, table)
+        if target.table_name(reference.table.replace('"', "")).name not in deleted
     ]
 
 
@@ -412,8 +435,9 @@ def _read_postgres(
     opened: sa.Connection,
     facts: Facts,
     existing: Iterable[TableName],
-    pipeline: settings.Pipeline | None,
+    written: Mapping[str, settings.Pipeline],
 ) -> Facts:
+    """Add the facts about PostgreSQL; `written` are the pipeline's tables by name."""
     query = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
     rows = opened.execute(query, {"names": list(POSTGRES_SETTINGS)}).all()
     values, sources = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
@@ -445,7 +469,7 @@ def _read_postgres(
                 sa.text("SELECT has_table_privilege(:table, :right)"),
                 {"table": quoted, "right": right},
             ).scalar()
-            columns = _columns_for(right, table, pipeline)
+            columns = _columns_for(right, written.get(str(table)))
             if not on_table and not _may_columns(opened, quoted, right, columns):
                 lacking.append(f"{right} on {table}")
     if not opened.execute(
@@ -473,9 +497,9 @@ def _read_postgres(
     )
 
 
-def _columns_for(right: str, table: TableName, pipeline: settings.Pipeline | None) -> list[str]:
-    """Return the columns of the target's table that need a right; empty for instep's own tables."""
-    if pipeline is None or str(table) != pipeline.table:
+def _columns_for(right: str, pipeline: settings.Pipeline | None) -> list[str]:
+    """Return the columns of a written table that need a right; empty for instep's own tables."""
+    if pipeline is None:
         return []
     if right == "UPDATE":
         return [*pipeline.columns]
@@ -499,7 +523,10 @@ def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[s
 
 
 def _read_mysql(
-    opened: sa.Connection, facts: Facts, existing: list[TableName], key: str | None
+    opened: sa.Connection,
+    facts: Facts,
+    existing: list[TableName],
+    written: Mapping[str, settings.Pipeline],
 ) -> Facts:
     values = _variables(opened, "SHOW VARIABLES")
     server = _variables(opened, "SHOW GLOBAL VARIABLES")
@@ -507,9 +534,10 @@ def _read_mysql(
     granted = [str(row[0]) for row in opened.execute(sa.text("SHOW GRANTS"))]
     cipher = opened.execute(sa.text("SHOW STATUS LIKE 'Ssl_cipher'")).one_or_none()
     engines = {str(table): _engine(opened, table) for table in existing}
-    lacking = [
-        f"{right} on {table}" for table in existing for right in _missing_rights(opened, table, key)
-    ]
+    lacking = []
+    for table in existing:
+        key = written[str(table)].keys[0] if str(table) in written else "pipeline"
+        lacking += [f"{right} on {table}" for right in _missing_rights(opened, table, key)]
     if _lacks_temporary_tables(opened):
         lacking.append("CREATE TEMPORARY TABLES on the database")
     return msgspec.structs.replace(
@@ -595,10 +623,9 @@ def _engine(opened: sa.Connection, table: TableName) -> str | None:
     return engine
 
 
-def _missing_rights(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
+def _missing_rights(opened: sa.Connection, table: TableName, column: str) -> list[str]:
     """Return the missing rights: EXPLAIN needs the rights of its statement, and changes nothing."""
-    name = "pipeline" if table.name in tables.metadata.tables else str(key)
-    column = opened.dialect.identifier_preparer.quote_identifier(name)
+    column = opened.dialect.identifier_preparer.quote_identifier(column)
     quoted, refused = _quoted(opened, table), []
     for right, statement in {
         "SELECT": f"SELECT {column} FROM {quoted} WHERE 1 = 0",

@@ -24,7 +24,7 @@ from sqlalchemy import types
 from sqlalchemy.dialects import mysql, postgresql
 
 from instep import errors, extras, settings
-from instep.document import guard, identity, kinds, mapping, transitions
+from instep.document import guard, identity, kinds, mapping, results, transitions
 from instep.sinks import declared_columns, schemas, sqlite, tables, target, tls
 from instep.sinks.target import TableName, Target
 
@@ -178,28 +178,41 @@ def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
 
 
 def inspect(name: str, pipeline: settings.Pipeline) -> Target:
-    """Return the target, if its table fits the mapping and instep's own tables exist."""
+    """Return the target, if its tables fit the mapping and instep's own tables exist."""
     url = target.database_url(pipeline.target)
-    table = target.table_name(pipeline.table)
     with connection(url) as opened:
-        view = sa.inspect(opened)
-        check_own_tables(opened, url, own_tables(view))
-        if not view.has_table(table.name, schema=table.schema):
-            schemas.refuse_missing(view, table, url)
-            raise errors.TargetUnfit(
-                f"{target.shown(url)} has no table {table}", "run: instep init"
-            )
-        reader = TableReader(opened, table)
-        compiled = reader.check(pipeline)
-        refuses = reader.refuses(pipeline)
-        upserts = not refuses and reader.upserts(compiled)
-        unique = tuple(
-            sorted(key for key in reader.unique_keys() if set(key) != set(pipeline.keys))
+        check_own_tables(opened, url, own_tables(sa.inspect(opened)))
+        main = _inspect_table(opened, url, name, pipeline)
+        further = tuple(
+            _inspect_table(opened, url, name, view) for view in settings.further_views(pipeline)
         )
-        loose_key = any(
-            isinstance(key.kind, kinds.Text) and reader.confused_ids(key.name) is not None
-            for key in compiled.keys
-        )
+    if not further:
+        return main
+    for one in further:
+        _check_id_columns(main, one)
+    mappings = tuple(one.mapping for one in further)
+    return msgspec.structs.replace(
+        main, mapping=msgspec.structs.replace(main.mapping, further=mappings), further=further
+    )
+
+
+def _inspect_table(
+    opened: sa.Connection, url: sa.URL, name: str, pipeline: settings.Pipeline
+) -> Target:
+    """Return one table of a pipeline as a target of its own."""
+    table, view = target.table_name(pipeline.table), sa.inspect(opened)
+    if not view.has_table(table.name, schema=table.schema):
+        schemas.refuse_missing(view, table, url)
+        raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
+    reader = TableReader(opened, table)
+    compiled = reader.check(pipeline)
+    refuses = reader.refuses(pipeline)
+    upserts = not refuses and reader.upserts(compiled)
+    unique = tuple(sorted(key for key in reader.unique_keys() if set(key) != set(pipeline.keys)))
+    loose_key = any(
+        isinstance(key.kind, kinds.Text) and reader.confused_ids(key.name) is not None
+        for key in compiled.keys
+    )
     return Target(
         pipeline=name,
         topic=pipeline.topic,
@@ -221,7 +234,19 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         refuses=refuses,
         unique=unique,
         loose_key=loose_key,
+        slots=results.SLOTS if pipeline.transform is not None else 1,
     )
+
+
+def _check_id_columns(main: Target, further: Target) -> None:
+    """Refuse a further table whose columns cannot hold the document's id as the main table does."""
+    for column, own in zip(main.mapping.keys, further.mapping.keys, strict=False):
+        if type(column.kind) is not type(own.kind):
+            raise errors.TargetUnfit(
+                f"table {further.table}: column {own.name!r} is {own.declared}, but the document's"
+                f" id is {column.declared} in column {column.name!r} of table {main.table}",
+                "use the same type for both columns",
+            )
 
 
 def _cleared(
@@ -257,15 +282,16 @@ def refuse_constrained(original: Target, pipeline: settings.Pipeline) -> None:
     unique key or another collation of the key changes how rows must be written.
     """
     current = refuse_changed(original, pipeline)
-    if (current.refuses, current.upserts, current.unique, current.loose_key) != (
-        original.refuses,
-        original.upserts,
-        original.unique,
-        original.loose_key,
-    ):
-        raise errors.TableConstrained(
-            f"the constraints, triggers or keys of table {current.table} were changed"
-        )
+    for before, after in zip(target.tables_of(original), target.tables_of(current), strict=True):
+        if (after.refuses, after.upserts, after.unique, after.loose_key) != (
+            before.refuses,
+            before.upserts,
+            before.unique,
+            before.loose_key,
+        ):
+            raise errors.TableConstrained(
+                f"the constraints, triggers or keys of table {after.table} were changed"
+            )
 
 
 def refuse_changed(original: Target, pipeline: settings.Pipeline) -> Target:
@@ -277,17 +303,18 @@ def refuse_changed(original: Target, pipeline: settings.Pipeline) -> Target:
         raise errors.TargetChanged(
             unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(original.pipeline)}"
         ) from unfit
-    for before, after in zip(
-        (*original.mapping.keys, *original.mapping.columns),
-        (*current.mapping.keys, *current.mapping.columns),
-        strict=True,
-    ):
-        if before != after:
-            raise errors.TargetChanged(
-                f"table {original.table}: column {before.name!r} was {_description(before)}"
-                f" and is {_description(after)} now",
-                remedy,
-            )
+    for table, now in zip(target.tables_of(original), target.tables_of(current), strict=True):
+        for before, after in zip(
+            (*table.mapping.keys, *table.mapping.columns),
+            (*now.mapping.keys, *now.mapping.columns),
+            strict=True,
+        ):
+            if before != after:
+                raise errors.TargetChanged(
+                    f"table {table.table}: column {before.name!r} was {_description(before)}"
+                    f" and is {_description(after)} now",
+                    remedy,
+                )
     return current
 
 
@@ -465,10 +492,12 @@ class TableReader:
             or not compiled.guard
             or isinstance(self._column(compiled.guard).kind, kinds.Integer)
         )
+        # Without the guard's column among the others, the fast path cannot compare it.
+        in_key = compiled.guard is not None and compiled.guard in key
         # MariaDB and MySQL upsert by any unique key, so a second one could update another
         # document's row.
         by_key = not self.is_mysql or all(set(unique) == key for unique in self.unique_keys())
-        return not has_sequence and not hides_rows and comparable and by_key
+        return not (has_sequence or hides_rows or in_key) and comparable and by_key
 
     def triggers(self) -> list[str]:
         """Return the names of the table's triggers."""

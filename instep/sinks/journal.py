@@ -13,15 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from instep.document import kinds
+import msgspec
+from msgspec.structs import astuple
+
+from instep.document import kinds, results
 from instep.document.decoding import DeadLetter, Event, Record
+from instep.document.due import AppliedStatus
 from instep.document.guard import DocumentId, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
     LOAD_PREFIX,
+    RESULT_MARK,
     DecisionRecord,
     HistoryEntry,
+    ParkedAttempts,
     ParkedHead,
     QuarantinedRecord,
     ReasonCount,
@@ -29,6 +35,8 @@ from instep.sinks.journal_entries import (
     RowOrigins,
     Selection,
     SpecialDocuments,
+    number_of,
+    position_of,
 )
 from instep.sinks.stored_values import chunks, decode_headers, encode_headers, kept_text, utc_time
 from instep.sinks.target import Decision
@@ -82,6 +90,9 @@ POSITION = "topic, {partition}, {offset}"
 RECORD = POSITION + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
 IN_LOG_ORDER = " ORDER BY topic, {partition}, {offset}"
 AT_POSITION = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
+AFTER_POSITION = (
+    " AND (topic > ? OR (topic = ? AND ({partition} > ? OR ({partition} = ? AND {offset} > ?))))"
+)
 IN_RANGE = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
 )
@@ -99,26 +110,40 @@ ANY_PARKED_OR_DELETED = (
     " EXISTS (SELECT 1 FROM instep_deleted WHERE pipeline = ?)"
 )
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
-SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
+SELECT_PARKED = (
+    f"SELECT {RECORD}, document, attempts, tried_at FROM instep_parked WHERE pipeline = ?"
+)
 SELECT_PARKED_DOCUMENTS = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED_AMONG = SELECT_PARKED_DOCUMENTS + " AND document IN {{documents}}"
 SELECT_PARKED_SINCE = (
-    f"SELECT document, {POSITION} FROM instep_parked"
-    " WHERE pipeline = ? AND reason = ? AND {at} >= ?"
+    f"SELECT document, {POSITION}, {{at}}, attempts, tried_at FROM instep_parked"
+    " WHERE pipeline = ? AND reason = ? AND {at} >= ? AND COALESCE(attempts, 0) < ?"
 )
-SELECT_PARKED_POSITIONS = (
-    "SELECT {partition}, {offset} FROM instep_parked WHERE pipeline = ? AND topic = ?"
+COUNT_GIVEN_UP = (
+    "SELECT count(*) FROM instep_parked WHERE pipeline = ? AND reason = ? AND attempts >= ?"
 )
+CLAIM_ATTEMPT = (
+    "UPDATE instep_parked SET attempts = ?, tried_at = ?"
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
+    " AND COALESCE(attempts, 0) = ?"
+)
+SELECT_PARKED_POSITIONS = f"SELECT {POSITION} FROM instep_parked WHERE pipeline = ? AND topic = ?"
 # Per document the event that blocks it, and the number of its waiting events. The inner query
 # numbers the events of each partition; the outer one picks the oldest of the first events.
 SELECT_PARKED_HEADS = (
-    "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset} FROM ("
+    "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset}, attempts,"
+    " tried_at FROM ("
     " SELECT firsts.*,"
     " row_number() OVER (PARTITION BY document ORDER BY {at}, {partition}) AS place FROM ("
-    " SELECT document, reason, detail, {at}, topic, {partition}, {offset},"
+    " SELECT document, reason, detail, {at}, topic, {partition}, {offset}, attempts, tried_at,"
     " count(*) OVER (PARTITION BY document) AS waiting,"
     " row_number() OVER (PARTITION BY document, topic, {partition} ORDER BY {offset}) AS turn"
     " FROM instep_parked WHERE pipeline = ?) AS firsts WHERE turn = 1) AS heads WHERE place = 1"
+)
+
+SELECT_PARKED_REASONS = (
+    "SELECT reason, count(*), min({at}), max({at}) FROM"
+    f" ({SELECT_PARKED_HEADS}) AS blocking GROUP BY reason ORDER BY 2 DESC, 1"
 )
 
 SELECT_HISTORY = (
@@ -127,6 +152,11 @@ SELECT_HISTORY = (
 )
 SELECT_ROW_ORIGINS = (
     f"SELECT document, {POSITION}, order_value, committed_at, ledger_offset FROM instep_history"
+    " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
+)
+SELECT_APPLIED_STATUSES = (
+    f"SELECT document, {POSITION}, status, order_value, event_time, committed_at, ledger_offset"
+    " FROM instep_history"
     " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
 )
 UPDATE_VERDICT = (
@@ -141,29 +171,36 @@ SELECT_DECISIONS = (
 # Records that are not applied: dead letters, records that were skipped or dropped, and records
 # that were stale when they were replayed.
 SELECT_EXCLUDED = (
-    "SELECT {partition}, {offset} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
-    " UNION SELECT {partition}, {offset} FROM instep_decisions WHERE pipeline = ? AND topic = ?"
+    f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+    f" UNION SELECT {POSITION} FROM instep_decisions WHERE pipeline = ? AND topic = ?"
     " AND (action IN ('skipped', 'dropped')"
     " OR (action = 'replayed' AND outcome IN ('stale', 'repeated', 'ignored')))"
 )
 SELECT_UNAPPLIED_IN_RANGE = (
-    f"SELECT {{offset}} FROM instep_dead_letters{IN_RANGE}"
-    f" UNION SELECT {{offset}} FROM instep_parked{IN_RANGE}"
-    f" UNION SELECT {{offset}} FROM instep_decisions{IN_RANGE}"
+    f"SELECT {POSITION} FROM instep_dead_letters{IN_RANGE}"
+    f" UNION SELECT {POSITION} FROM instep_parked{IN_RANGE}"
+    f" UNION SELECT {POSITION} FROM instep_decisions{IN_RANGE}"
     " AND action IN ('skipped', 'dropped')"
 )
 
-# Documents of which the pipeline has read an event, and whether one of these was a delete: with an
-# order, only a delete may have no order value.
+# Documents of which the pipeline has read an event. Rows of loads do not count.
 SELECT_READ_DOCUMENTS = (
-    "SELECT document, min(CASE WHEN order_value IS NULL THEN 0 ELSE 1 END) FROM instep_history"
+    "SELECT DISTINCT document FROM instep_history"
     f" WHERE pipeline = ? AND substr(topic, 1, {len(LOAD_PREFIX)}) <> '{LOAD_PREFIX}'"
-    " AND document IN {{documents}} GROUP BY document"
+    " AND document IN {{documents}}"
 )
+# With an order, only a delete may have no order value. Loads wait for the answer while they hold
+# the ledger: the database returns only these documents, of which there are few or none.
+SELECT_READ_DELETES = SELECT_READ_DOCUMENTS + " AND order_value IS NULL"
 
 RENAME_TOPIC = (
     "UPDATE {{table}} SET topic = ?"
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
+)
+# The same for the numbered results of records; an archived name contains the topic's too.
+RENAME_RESULTS = (
+    "UPDATE {{table}} SET topic = replace(topic, ?, ?)"
+    " WHERE pipeline = ? AND topic LIKE ? AND {partition} = ? AND {offset} >= ?"
 )
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 STAGED_DELETED = (
@@ -175,6 +212,7 @@ SELECT_DELETED = (
     " WHERE pipeline = ? AND document IN {{documents}}"
 )
 
+ATTEMPTS_MAX = 2**31 - 1  # of the column's type
 LOOKUP_MAX = 1_000  # above this number of documents, all parked documents are read instead
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 DELETE_CHUNK = 500
@@ -187,6 +225,10 @@ class Journal:
         self.connection = connection
         self.pipeline, self.topic = connection.target.pipeline, connection.target.topic
         # at-least-once commits the rows before the ledger, so a batch may come again
+        target = connection.target
+        self._topics: tuple[str, ...] = (target.topic,)
+        if target.slots > 1:
+            self._topics += (f"{target.topic}{RESULT_MARK}%",)
         self._may_repeat = connection.target.guarantee == "at-least-once"
 
     # --- what a batch adds ---------------------------------------------------------------------
@@ -331,7 +373,7 @@ class Journal:
 
     def dead_letter_count(self) -> int:
         """Return the number of dead letters."""
-        return int(self._select(COUNT_DEAD_LETTERS, self.topic)[0][0])
+        return int(self._select(self._in_topic(COUNT_DEAD_LETTERS), *self._topics)[0][0])
 
     def dead_letter_reasons(self, selection: Selection) -> list[ReasonCount]:
         """Count the dead letters of each reason, most frequent first."""
@@ -345,18 +387,27 @@ class Journal:
         ]
 
     def dead_letters(
-        self, selection: Selection, limit: int | None = None
+        self, selection: Selection, limit: int | None = None, after: RecordPosition | None = None
     ) -> list[QuarantinedRecord]:
-        """Return dead letters in log order."""
+        """Return dead letters in log order, from behind a position if one is given."""
         where, values = self._where(selection, by_key=True)
+        if after is not None:
+            where += AFTER_POSITION
+            values += (after.topic, after.topic, after.partition, after.partition, after.offset)
         rows = self._select(SELECT_DEAD_LETTERS + where + IN_LOG_ORDER + _limit(limit), *values)
-        return [_quarantined(row) for row in rows]
+        return [self._quarantined(row) for row in rows]
 
     def dead_letter_positions(self, selection: Selection) -> list[RecordPosition]:
         """Return the positions of dead letters in log order."""
         where, values = self._where(selection, by_key=True)
         rows = self._select(SELECT_DEAD_LETTER_POSITIONS + where + IN_LOG_ORDER, *values)
         return [RecordPosition(*row) for row in rows]
+
+    def failed_transformations(self) -> set[RecordPosition]:
+        """Return the records on which the transformation failed: all their results are missing."""
+        if self.connection.target.slots == 1:
+            return set()
+        return set(self.dead_letter_positions(Selection(reason=Reason.TRANSFORMATION_FAILED.value)))
 
     def remove_dead_letters(self, positions: Iterable[RecordPosition]) -> int:
         """Remove dead letters and return their number."""
@@ -387,34 +438,77 @@ class Journal:
         )
         return {by_name[row[0]] for row in found}
 
-    def parked_heads(self, selection: Selection, limit: int | None = None) -> list[ParkedHead]:
+    def parked_reasons(self) -> list[ReasonCount]:
+        """Count the parked documents by the reason of the event that blocks each."""
+        rows = self._select(SELECT_PARKED_REASONS)
+        return [
+            ReasonCount(reason, count, _time(first), _time(last))
+            for reason, count, first, last in rows
+        ]
+
+    def parked_heads(
+        self, selection: Selection, limit: int | None = None, skip: int = 0
+    ) -> list[ParkedHead]:
         """Return the parked documents with the events that block them, longest waiting first."""
         where, values = self._where(selection, by_key=False)
         order = " ORDER BY {at}, document" + _limit(limit)
+        if limit and skip:
+            order += f" OFFSET {int(skip)}"
         return [
             ParkedHead(
-                document,
-                waiting,
-                reason,
-                detail or "",
-                _time(at),
-                RecordPosition(topic, partition, offset),
+                row[0],
+                row[1],
+                row[2],
+                row[3] or "",
+                _time(row[4]),
+                RecordPosition(*row[5:8]),
+                row[8] or 0,
+                utc_time(row[9]),
             )
-            for document, waiting, reason, detail, at, topic, partition, offset in self._select(
-                SELECT_PARKED_HEADS + where + order, *values
-            )
+            for row in self._select(SELECT_PARKED_HEADS + where + order, *values)
         ]
 
     def parked_since(
-        self, reason: Reason, since: datetime, limit: int
-    ) -> list[tuple[str, RecordPosition]]:
-        """Return document and position of events parked for a reason since a time, oldest first.
+        self, reason: Reason, since: datetime, limit: int, attempts_max: int | None = None
+    ) -> list[tuple[str, RecordPosition, ParkedAttempts]]:
+        """Return document, position and attempts of events parked for a reason since a time.
 
-        The retries call this every second; an index answers it.
+        Oldest first; only those with fewer attempts than `attempts_max`. The retries call this
+        every second; an index answers it.
         """
         statement = SELECT_PARKED_SINCE + " ORDER BY {at}" + _limit(limit)
-        rows = self._select(statement, reason.value, self.connection.bind(since))
-        return [(row[0], RecordPosition(*row[1:])) for row in rows]
+        below = ATTEMPTS_MAX if attempts_max is None else attempts_max
+        rows = self._select(statement, reason.value, self.connection.bind(since), below)
+        return [
+            (
+                row[0],
+                RecordPosition(*row[1:4]),
+                ParkedAttempts(_time(row[4]), row[5] or 0, utc_time(row[6])),
+            )
+            for row in rows
+        ]
+
+    def claim_attempt(self, position: RecordPosition, attempt: int, at: datetime) -> bool:
+        """Keep that a parked event is tried now, for this time.
+
+        Return False if it is no longer parked, or if another run has claimed this attempt.
+        """
+        claimed = self._execute(
+            CLAIM_ATTEMPT,
+            attempt,
+            self.connection.bind(at),
+            self.pipeline,
+            *_fields(position),
+            attempt - 1,
+        )
+        return bool(claimed)
+
+    def given_up_count(self, reasons: Iterable[Reason], attempts_max: int) -> int:
+        """Return the number of documents with this many attempts, parked for these reasons."""
+        return sum(
+            int(self._select(COUNT_GIVEN_UP, reason.value, attempts_max)[0][0])
+            for reason in reasons
+        )
 
     def parked_at(self, positions: Sequence[RecordPosition]) -> list[QuarantinedRecord]:
         """Return the parked events at these positions, in log order."""
@@ -422,14 +516,15 @@ class Journal:
             return []
         where, values = self._where(Selection(positions=tuple(positions)), by_key=False)
         rows = self._select(SELECT_PARKED + where + IN_LOG_ORDER, *values)
-        return [_quarantined(row[:-1], row[-1]) for row in rows]
+        return [self._parked(row) for row in rows]
 
     def waiting_events(self, document: str) -> list[QuarantinedRecord]:
         """Return a parked document's events in log order; between partitions by time."""
         rows = self._select(f"{SELECT_PARKED} AND document = ?{IN_LOG_ORDER}", document)
-        events = [_quarantined(row[:-1], row[-1]) for row in rows]
+        events = [self._parked(row) for row in rows]
+        events.sort(key=lambda one: (one.position.log, one.position.partition, one.record.offset))
         logs = itertools.groupby(
-            events, key=lambda event: (event.position.topic, event.position.partition)
+            events, key=lambda event: (event.position.log, event.position.partition)
         )
         return list(heapq.merge(*(list(log) for _, log in logs), key=lambda event: event.at))
 
@@ -467,16 +562,41 @@ class Journal:
         )
         return RowOrigins((row[0], RecordPosition(*row[1:4]), row[4]) for row in rows)
 
-    def read_documents(self, documents: Iterable[DocumentId]) -> dict[DocumentId, bool]:
-        """Return those of these documents of which the pipeline has read an event.
-
-        The value says whether one of the events has no order value. Rows of loads do not count.
-        """
+    def applied_statuses(
+        self, documents: Iterable[DocumentId]
+    ) -> dict[DocumentId, list[AppliedStatus]]:
+        """Return what the applied events of these documents say about their status, in order."""
         by_name = {str(document): document for document in documents}
         found = self.connection.select_many(
-            self.connection.sql(SELECT_READ_DOCUMENTS), (self.pipeline,), sorted(by_name)
+            self.connection.sql(SELECT_APPLIED_STATUSES), (self.pipeline,), sorted(by_name)
         )
-        return {by_name[name]: not has_orders for name, has_orders in found}
+        rows = _in_applied_order(
+            found, lambda row: (RecordPosition(*row[1:4]), _time(row[7]), row[8])
+        )
+        ordered = self.connection.target.rules.ordered
+        events: dict[DocumentId, list[AppliedStatus]] = {}
+        for name, _, _, _, status, order, event_time, committed_at, _ in rows:
+            at = committed = _time(committed_at)
+            if event_time is not None:
+                at = min(_time(event_time), committed)
+            # with an order, only a delete may have no order value
+            is_delete = ordered and status is None and order is None
+            events.setdefault(by_name[name], []).append(AppliedStatus(status, at, is_delete))
+        return events
+
+    def read_documents(
+        self, documents: Iterable[DocumentId], *, deletes: bool = False
+    ) -> set[DocumentId]:
+        """Return those of these documents of which the pipeline has read an event.
+
+        With `deletes`, an event without an order value. Rows of loads do not count.
+        """
+        by_name = {str(document): document for document in documents}
+        statement = SELECT_READ_DELETES if deletes else SELECT_READ_DOCUMENTS
+        found = self.connection.select_many(
+            self.connection.sql(statement), (self.pipeline,), sorted(by_name)
+        )
+        return {by_name[row[0]] for row in found}
 
     def update_verdict(
         self,
@@ -535,25 +655,38 @@ class Journal:
         rows = self._select(SELECT_DECISIONS + where + " ORDER BY {at}", *values)
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
 
-    def excluded(self) -> list[tuple[int, int]]:
-        """Return partition and offset of the records that were not applied and do not wait."""
-        rows = self._select(SELECT_EXCLUDED, self.topic, self.pipeline, self.topic)
-        return [(row[0], row[1]) for row in rows]
+    def recent_decisions(self, limit: int, before: datetime | None = None) -> list[DecisionRecord]:
+        """Return the latest decisions, newest first; those before a time, if one is given."""
+        where, values = "", []
+        if before is not None:
+            where, values = " AND {at} < ?", [self.connection.bind(before)]
+        order = " ORDER BY {at} DESC, topic, {partition}, {offset}" + _limit(limit)
+        rows = self._select(SELECT_DECISIONS + where + order, *values)
+        return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
+
+    def excluded(self) -> set[RecordPosition]:
+        """Return the positions of the records that were not applied and do not wait."""
+        statement = self._in_topic(SELECT_EXCLUDED)
+        rows = self._select(statement, *self._topics, self.pipeline, *self._topics)
+        return {RecordPosition(*row) for row in rows}
 
     def unapplied(self) -> set[RecordPosition]:
         """Return the positions whose events are not in the table: excluded, or parked."""
-        parked = self._select(SELECT_PARKED_POSITIONS, self.topic)
-        return {
-            RecordPosition(self.topic, partition, offset)
-            for partition, offset in [*self.excluded(), *parked]
-        }
+        parked = self._select(self._in_topic(SELECT_PARKED_POSITIONS), *self._topics)
+        return self.excluded() | {RecordPosition(*row) for row in parked}
 
     def unapplied_in_range(self, partition: int, start: int, end: int) -> set[int]:
-        """Return the offsets of a range that are dead letters, parked, skipped or dropped."""
+        """Return the numbers of a range of events that are dead, parked, skipped or dropped.
+
+        A dead letter of a transformation that failed has no results yet, so it counts as a whole.
+        """
+        target = self.connection.target
+        first, last = start // target.slots, (end - 1) // target.slots
         # the statement asks three tables for the same range
-        parameters = (self.pipeline, self.topic, partition, start, end) * 3
-        rows = self.connection.select(self.connection.sql(SELECT_UNAPPLIED_IN_RANGE), parameters)
-        return {row[0] for row in rows}
+        parameters = (self.pipeline, *self._topics, partition, first, last + 1) * 3
+        statement = self.connection.sql(self._in_topic(SELECT_UNAPPLIED_IN_RANGE))
+        rows = self.connection.select(statement, parameters)
+        return {number_of(target, RecordPosition(*row)) for row in rows}
 
     def archive_positions(self, archive_topic: str, partition: int, start: int) -> None:
         """Move everything about a partition's records from an offset on to another topic name.
@@ -565,6 +698,11 @@ class Journal:
                 self.connection.sql(RENAME_TOPIC).format(table=table),
                 (archive_topic, self.pipeline, self.topic, partition, start),
             )
+            if len(self._topics) > 1:
+                self.connection.execute(
+                    self.connection.sql(RENAME_RESULTS).format(table=table),
+                    (self.topic, archive_topic, self.pipeline, self._topics[1], partition, start),
+                )
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -584,15 +722,18 @@ class Journal:
         ledger_offset: int | None = None,
     ) -> Rows:
         pipeline, topic, bind_time = self.pipeline, self.topic, self.connection.bind_time
-        committed = bind_time(at)
+        committed, target = bind_time(at), self.connection.target
         # No list: PostgreSQL stores the first rows while the others are made. A list of all rows
         # is a third slower.
         for event, verdict in zip(events, verdicts, strict=True):
+            offset = event.offset
+            if target.slots > 1:
+                topic, _, offset = astuple(position_of(target, partition, offset))
             yield (
                 pipeline,
                 topic,
                 partition,
-                event.offset,
+                offset,
                 str(event.document),
                 event.status,
                 event.order,
@@ -605,16 +746,16 @@ class Journal:
     def _quarantine_row(
         self, partition: int, record: Record, reason: Reason, detail: str, at: datetime
     ) -> tuple[Any, ...]:
-        key, value, headers = record.key, record.value, encode_headers(record.headers)
+        key, value = results.in_log(record)
+        headers = encode_headers(record.headers)
+        position = position_of(self.connection.target, partition, record.offset)
         if reason is Reason.RECORD_TOO_LARGE:
             key = None if key is None else key[:BEGINNING_BYTES]
             value = None if value is None else value[:BEGINNING_BYTES]
             headers = None
         return (
             self.pipeline,
-            self.topic,
-            partition,
-            record.offset,
+            *astuple(position),
             record.timestamp_ms,
             key,
             value,
@@ -633,6 +774,34 @@ class Journal:
                 where += f" AND document {operator} ?"
                 values.append(document)
         return self.connection.sql(where), values
+
+    def _quarantined(self, row: tuple[Any, ...]) -> QuarantinedRecord:
+        topic, partition, offset, timestamp_ms, key, value, headers, reason, detail, at = row
+        position = RecordPosition(topic, partition, offset)
+        record = Record(
+            number_of(self.connection.target, position),
+            -1 if timestamp_ms is None else timestamp_ms,
+            _bytes(key),
+            _bytes(value),
+            -1 if position.is_loaded else partition,  # a row of a load has no partition
+            decode_headers(_bytes(headers)),
+        )
+        return QuarantinedRecord(position, record, reason, detail or "", _time(at))
+
+    def _parked(self, row: tuple[Any, ...]) -> QuarantinedRecord:
+        *record, document, attempts, tried_at = row
+        return msgspec.structs.replace(
+            self._quarantined(tuple(record)),
+            document=document,
+            attempts=attempts or 0,
+            tried_at=utc_time(tried_at),
+        )
+
+    def _in_topic(self, statement: str) -> str:
+        """Let a statement about the topic include the numbered results of its records."""
+        if len(self._topics) == 1:
+            return statement
+        return statement.replace("topic = ?", "(topic = ? OR topic LIKE ?)")
 
     def _where(self, selection: Selection, *, by_key: bool) -> tuple[str, list[Any]]:
         """Return the conditions of a selection, and their parameters.
@@ -720,20 +889,6 @@ def _in_applied_order(
     for log in logs.values():
         log.sort(key=in_partition)
     return list(heapq.merge(*logs.values(), key=lambda row: sequence(row)[1]))
-
-
-def _quarantined(row: tuple[Any, ...], document: str | None = None) -> QuarantinedRecord:
-    topic, partition, offset, timestamp_ms, key, value, headers, reason, detail, at = row
-    position = RecordPosition(topic, partition, offset)
-    record = Record(
-        offset,
-        -1 if timestamp_ms is None else timestamp_ms,
-        _bytes(key),
-        _bytes(value),
-        -1 if position.is_loaded else partition,  # a row of a load has no partition
-        decode_headers(_bytes(headers)),
-    )
-    return QuarantinedRecord(position, record, reason, detail or "", _time(at), document)
 
 
 def _limit(limit: int | None) -> str:

@@ -11,12 +11,16 @@ import msgspec
 
 from instep.document.decoding import Record
 from instep.document.guard import DocumentId
+from instep.sinks.target import Target
 
+# between a topic and the number of a result, of all results of a record but the first; Kafka
+# allows no hash in the name of a topic
+RESULT_MARK = "#"
 LOAD_PREFIX = "load:"  # of a load's name in place of a topic; Kafka allows no colon there
 
 
 class Action(StrEnum):
-    """What a person did; kept in `instep_decisions`."""
+    """What a person or a policy did; kept in `instep_decisions`."""
 
     REPLAYED = "replayed"
     DROPPED = "dropped"
@@ -24,6 +28,7 @@ class Action(StrEnum):
     SKIPPED = "skipped"
     REWOUND = "rewound"
     REPAIRED = "repaired"
+    GAVE_UP = "gave up"
 
 
 class SpecialDocuments(msgspec.Struct, frozen=True):
@@ -51,8 +56,41 @@ class RecordPosition(msgspec.Struct, frozen=True, order=True):
         """Return whether this is a row that `instep load` read."""
         return self.topic.startswith(LOAD_PREFIX)
 
+    @property
+    def log(self) -> str:
+        """Return the topic's name, without the number of a result."""
+        return self.topic if self.is_loaded else self.topic.partition(RESULT_MARK)[0]
+
+    @property
+    def result(self) -> int:
+        """Return the number of the result, if the record has several."""
+        return 0 if self.is_loaded else int(self.topic.partition(RESULT_MARK)[2] or 0)
+
     def __str__(self) -> str:
-        return f"{self.topic if self.is_loaded else self.partition}:{self.offset}"
+        result = f"{RESULT_MARK}{self.result}" if self.result else ""
+        return f"{self.topic if self.is_loaded else self.partition}:{self.offset}{result}"
+
+
+def position_of(target: Target, partition: int, number: int) -> RecordPosition:
+    """Return where an event is, by its number in the write path; see `document/results.py`."""
+    offset, result = divmod(number, target.slots)
+    topic = f"{target.topic}{RESULT_MARK}{result}" if result else target.topic
+    return RecordPosition(topic, partition, offset)
+
+
+def number_of(target: Target, position: RecordPosition) -> int:
+    """Return the number of an event in the write path, from where it is."""
+    if target.slots == 1 or position.log != target.topic:
+        return position.offset
+    return position.offset * target.slots + position.result
+
+
+class ParkedAttempts(msgspec.Struct, frozen=True):
+    """Since when an event is parked, how often it was redriven, and when the last time."""
+
+    at: datetime
+    attempts: int = 0
+    tried_at: datetime | None = None
 
 
 class QuarantinedRecord(msgspec.Struct, frozen=True):
@@ -64,6 +102,13 @@ class QuarantinedRecord(msgspec.Struct, frozen=True):
     detail: str
     at: datetime
     document: str | None = None
+    attempts: int = 0
+    tried_at: datetime | None = None
+
+    @property
+    def parked(self) -> ParkedAttempts:
+        """Return since when it is parked, and the attempts."""
+        return ParkedAttempts(self.at, self.attempts, self.tried_at)
 
 
 class ReasonCount(msgspec.Struct, frozen=True):
@@ -84,6 +129,13 @@ class ParkedHead(msgspec.Struct, frozen=True):
     detail: str
     since: datetime
     position: RecordPosition
+    attempts: int = 0
+    tried_at: datetime | None = None
+
+    @property
+    def parked(self) -> ParkedAttempts:
+        """Return since when it is parked, and the attempts."""
+        return ParkedAttempts(self.since, self.attempts, self.tried_at)
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):

@@ -172,15 +172,18 @@ class Ledger:
         with self._connection.translated():
             return epoch, self.positions()
 
-    def move(self, position: Position) -> None:
-        """Move a partition to another offset. Its epoch and the time of its last commit stay."""
+    def move(self, position: Position, since_offset: int | None = None) -> None:
+        """Move a partition to another offset. Its epoch and the time of its last commit stay.
+
+        All records from `since_offset` on were applied, by default from the new offset on.
+        """
         self._execute(
             MOVE_POSITION,
             position.next_offset,
             position.cluster_id,
             position.topic_id,
             position.last_digest,
-            position.next_offset,
+            position.next_offset if since_offset is None else since_offset,
             *self._topic,
             position.partition,
         )

@@ -79,6 +79,25 @@ def reasons(name: str, pipeline: settings.Pipeline, since: datetime) -> dict[str
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def latest_run(name: str, pipeline: settings.Pipeline) -> tuple[Run | None, datetime]:
+    """Return the pipeline's latest run, if there was any, and the database's time."""
+    with _opened(pipeline) as opened:
+        return runs.read(opened, name), runs.clock(opened)
+
+
+def given_up(name: str, pipeline: settings.Pipeline) -> int:
+    """Return the number of parked documents that redrive does not try any more."""
+    if pipeline.redrive is None:
+        return 0
+    with _opened(pipeline) as opened:
+        query = sa.select(sa.func.count()).where(
+            PARKED.c.pipeline == name,
+            PARKED.c.reason.in_(pipeline.redrive.reason),
+            PARKED.c.attempts >= pipeline.redrive.attempts,
+        )
+        return _count(opened, query)
+
+
 @contextmanager
 def _opened(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
     url = target.database_url(pipeline.target)

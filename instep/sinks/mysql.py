@@ -260,9 +260,9 @@ class MysqlConnection(Connection):
         return translate(error, self.url)
 
     def begin(self) -> None:
-        if self._stage_is_used:
+        for stage in self._used_stages:
             # TRUNCATE is faster than DELETE, but commits: only between transactions
-            self.execute(f"TRUNCATE TABLE {self.stage}")
+            self.execute(f"TRUNCATE TABLE {stage}")
         super().begin()
 
     def begin_snapshot(self) -> None:
@@ -367,7 +367,8 @@ class MysqlJournal(Journal):
         self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
     ) -> None:
         # a loaded row costs the server half of an inserted one
-        may_load = self.connection.may_load and len(events) >= LOADED_LEAST
+        loads = self.connection.may_load and self.connection.target.slots == 1
+        may_load = loads and len(events) >= LOADED_LEAST
         if not (may_load and self._load_history(partition, events, verdicts, at)):
             super().append_history(partition, events, verdicts, at)
 

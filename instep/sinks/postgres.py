@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import kinds
-from instep.document.guard import DocumentId
 from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, tls
 from instep.sinks.connection import Connection, Rows, no_driver
@@ -121,6 +120,13 @@ APPEND_TYPES = {
     "run_id": "text",
     "batch_id": "int8",
     "data": "bytea",
+    "kpi": "text",
+    "latest_ms": "int8",
+    "events": "text",
+    "minute_ms": "int8",
+    "kind": "text",
+    "name": "text",
+    "buckets": "text",
 }
 
 # Deferred constraints are checked row by row, not at the commit.
@@ -191,7 +197,7 @@ class PostgresConnection(Connection):
 
     def begin(self) -> None:
         """Begin a transaction; on a direct connection, together with its first statements."""
-        self._stage_is_used = False
+        self._used_stages.clear()
         self._begins = True
         if self.is_pooled:
             self._begin_now()
@@ -406,24 +412,27 @@ class PostgresTargetTable(TargetTable):
         # as text: a year beyond Python's, or a type that the driver does not know, is an error
         return f"{self.quoted(column.name)}::text"
 
-    def select_documents(
-        self, query: str, parameters: Sequence[Any], documents: Iterable[DocumentId]
+    def select_keys(
+        self,
+        query: str,
+        parameters: Sequence[Any],
+        values: Sequence[Any],
+        keys: Sequence[TargetColumn],
     ) -> Iterator[tuple[Any, ...]]:
-        values = self.key_parameters(documents)
         if not values:
             return iter(())
         arrays: list[Sequence[Any]]
-        if self.identity.is_composite:
+        names = ", ".join(self.quoted(key.name) for key in keys)
+        if len(keys) > 1:
             arrays = list(map(list, zip(*values, strict=True)))
             casts = ", ".join(
-                f"%s{_key_cast(key) or '::' + STAGE_TYPES[type(key.kind)]}[]"
-                for key in self.mapping.keys
+                f"%s{_key_cast(key) or '::' + STAGE_TYPES[type(key.kind)]}[]" for key in keys
             )
-            condition = f"{self.key_tuple} IN (SELECT * FROM unnest({casts}))"
+            condition = f"({names}) IN (SELECT * FROM unnest({casts}))"
         else:
             arrays = [values]
-            cast = _key_cast(self.mapping.keys[0])
-            condition = f"{self.key} = ANY(%s{cast and f'{cast}[]'})"
+            cast = _key_cast(keys[0])
+            condition = f"{names} = ANY(%s{cast and f'{cast}[]'})"
         return self.connection.select_arrays(
             query.replace("{key_list}", condition), (*parameters, *arrays)
         )

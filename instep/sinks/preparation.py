@@ -10,26 +10,35 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import declared_columns, inspection, schemas, tables, target
+from instep.sinks import declared_columns, inspection, kpi_store, schemas, tables, target
 
 Show = Callable[[Sequence[str]], None]
 
 
-def statements(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
-    """Return the statements that create what the target database is missing."""
+def statements(
+    pipeline: settings.Pipeline, *, add_columns: bool = False, is_kpi: bool = False
+) -> list[str]:
+    """Return the statements that create what the target database is missing.
+
+    With `is_kpi` the table has KPI rows, and a KPI needs tables of its own.
+    """
     with _read_only(pipeline) as opened:
-        return _missing(opened, pipeline, add_columns)
+        return _missing(opened, pipeline, add_columns, is_kpi)
 
 
 def prepare(
-    pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None
+    pipeline: settings.Pipeline,
+    *,
+    add_columns: bool = False,
+    is_kpi: bool = False,
+    show: Show = lambda _: None,
 ) -> list[str]:
     """Create what is missing. Pass the statements to `show` first, and return them."""
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite":
         _check_folder(Path(str(url.database)))
     with _rights_explained(), inspection.connection(url, create=True) as opened:
-        missing = _missing(opened, pipeline, add_columns)
+        missing = _missing(opened, pipeline, add_columns, is_kpi)
         show(missing)
         for statement in missing:
             if opened.dialect.paramstyle in ("format", "pyformat"):
@@ -73,11 +82,33 @@ def faults(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[er
 
     With `add_columns`, missing columns are accepted.
     """
+    found: list[errors.TargetUnfit] = []
     with _read_only(pipeline) as opened:
-        reader = _reader(opened, pipeline)
-        if reader:
-            return reader.faults(pipeline, may_lack=add_columns)
-        return []
+        for table in _tables(pipeline):
+            reader = _reader(opened, table)
+            if reader:
+                found += reader.faults(table, may_lack=add_columns)
+    return found
+
+
+def _tables(pipeline: settings.Pipeline) -> list[settings.Pipeline]:
+    """Return the pipeline as its main table sees it, and as each further one does."""
+    return [pipeline, *settings.further_views(pipeline)]
+
+
+def untyped_further(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[list[str]]:
+    """Return the columns of each further table that would be created without a declared type.
+
+    The columns of the document's id have the types that they have in the main table.
+    """
+    return [
+        [
+            name
+            for name in untyped(view, add_columns=add_columns)
+            if name in view.lines or name in view.columns
+        ]
+        for view in settings.further_views(pipeline)
+    ]
 
 
 def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
@@ -87,12 +118,15 @@ def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[s
     if reader is not None and not add_columns:
         return []
     existing = set(reader.columns) if reader else set()
+    lines = pipeline.line_columns
     keys = [
-        name for name, kind in pipeline.key_types.items() if name not in existing and kind is None
+        name
+        for name, kind in pipeline.key_types.items()
+        if name not in existing and kind is None and name not in lines
     ]
     columns = [
         name
-        for name, column in pipeline.mapped.items()
+        for name, column in (*lines.items(), *pipeline.mapped.items())
         if name not in existing
         and column.type is None
         and declared_columns.usual_type(pipeline, column) is None
@@ -122,27 +156,31 @@ def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.Ta
     return inspection.TableReader(opened, name)
 
 
-def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bool) -> list[str]:
-    reader = _reader(opened, pipeline)
-    if reader is not None:
-        for fault in reader.faults(pipeline, may_lack=add_columns):
-            raise fault  # a table that cannot be used is not changed either
-    else:
-        schemas.refuse_missing(
-            sa.inspect(opened),
-            target.table_name(pipeline.table),
-            target.database_url(pipeline.target),
-        )
-    existing = set(reader.columns) if reader is not None else None
+def _missing(
+    opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bool, is_kpi: bool
+) -> list[str]:
     view = sa.inspect(opened)
+    statements: list[str] = []
+    for table in _tables(pipeline):
+        reader = _reader(opened, table)
+        if reader is not None:
+            for fault in reader.faults(table, may_lack=add_columns):
+                raise fault  # a table that cannot be used is not changed either
+        else:
+            schemas.refuse_missing(
+                view, target.table_name(table.table), target.database_url(table.target)
+            )
+        existing = set(reader.columns) if reader is not None else None
+        statements += _table_statements(opened.dialect, table, existing)
     own = inspection.own_tables(view)
     return [
-        *_table_statements(opened.dialect, pipeline, existing),
+        *statements,
         *tables.create_statements(opened.dialect, own),
         *tables.index_statements(
             opened.dialect,
             {name: {str(one["name"]) for one in view.get_indexes(name)} for name in own},
         ),
+        *(kpi_store.create_statements(opened) if is_kpi else ()),
     ]
 
 
@@ -170,11 +208,12 @@ def _table_statements(
 
 
 def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:
-    """Remove a pipeline and its table from the database; with `own_tables` also instep's."""
+    """Remove a pipeline and its tables from the database; with `own_tables` also instep's."""
     url = target.database_url(pipeline.target)
-    table = target.table_name(pipeline.table)
     with inspection.connection(url) as opened:
-        sa.Table(table.name, sa.MetaData(), schema=table.schema).drop(opened, checkfirst=True)
+        for one in reversed(_tables(pipeline)):
+            table = target.table_name(one.table)
+            sa.Table(table.name, sa.MetaData(), schema=table.schema).drop(opened, checkfirst=True)
         if own_tables:
             tables.metadata.drop_all(opened)
         else:

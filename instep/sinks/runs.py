@@ -23,6 +23,7 @@ from instep.sinks.stored_values import kept_text, utc_time
 INTERVAL_S = 5.0
 DEAD_AFTER_S = 30.0  # without a heartbeat
 STOPPED = "stopped"
+FRESHNESS_MAX_S = 1e6  # stands for any freshness beyond the last bucket of the histogram
 CLOCKS = {
     "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')",
     "postgresql": "clock_timestamp()",
@@ -46,6 +47,10 @@ class Run(msgspec.Struct, frozen=True):
     state_at: datetime  # since when it is in that state
     code: str | None  # of the error that ended it
     detail: str | None  # what it waits for, or why it ended
+    overdue: str | None = None  # an OverdueSummary as JSON, if statuses have a limit
+    applied_per_s: float | None = None
+    freshness_p50_s: float | None = None  # None: no events in the last seconds
+    freshness_p99_s: float | None = None
 
     def is_silent(self, now: datetime) -> bool:
         """Return whether a run that did not stop has been silent long enough to be dead."""
@@ -61,6 +66,10 @@ class RunReport(msgspec.Struct, frozen=True):
     state_s: float
     code: str | None = None
     detail: str | None = None
+    overdue: str | None = None
+    applied_per_s: float | None = None
+    freshness_p50_s: float | None = None
+    freshness_p99_s: float | None = None
 
 
 def clock(opened: sa.Connection) -> datetime:
@@ -129,6 +138,10 @@ class Heartbeat:
             "state_at": now - timedelta(seconds=report.state_s),
             "code": report.code,
             "detail": None if report.detail is None else kept_text(report.detail),
+            "overdue": report.overdue,
+            "applied_per_s": report.applied_per_s,
+            "freshness_p50_s": report.freshness_p50_s,
+            "freshness_p99_s": report.freshness_p99_s,
         }
         if report.epoch:
             report_columns["epoch"] = report.epoch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.sinks.journal_entries import LOAD_PREFIX
+from instep.sinks.journal_entries import LOAD_PREFIX, RESULT_MARK
 from instep.sinks.sink import Sink
 
 PAGE_ROWS = 50_000
@@ -29,7 +29,8 @@ REPLAYED_PAGE = (
 )
 IS_LOAD = f"substr(topic, 1, {len(LOAD_PREFIX)}) = '{LOAD_PREFIX}'"
 OTHER_TOPIC = (
-    f"SELECT 1 FROM {{{{table}}}} WHERE pipeline = ? AND topic <> ? AND NOT ({IS_LOAD}) LIMIT 1"
+    f"SELECT 1 FROM {{{{table}}}} WHERE pipeline = ? AND topic <> ? AND topic NOT LIKE ?"
+    f" AND NOT ({IS_LOAD}) LIMIT 1"
 )
 ANY_LOAD = "SELECT 1 FROM instep_loads WHERE pipeline = ? LIMIT 1"
 LOADED_PAGE = (
@@ -113,7 +114,8 @@ def followed_another_topic(sink: Sink) -> bool:
     """
     # the last one needs a scan of the whole history
     tables = ("instep_ledger", "instep_decisions", "instep_history")
-    parameters = (sink.target.pipeline, sink.target.topic)
+    topic = sink.target.topic
+    parameters = (sink.target.pipeline, topic, f"{topic}{RESULT_MARK}%")
     for table in tables:
         statement = sink.connection.sql(OTHER_TOPIC).replace("{table}", table)
         if sink.connection.select(statement, parameters):

@@ -89,9 +89,9 @@ class SqliteConnection(Connection):
     def begin(self) -> None:
         self._follow_file()
         self.execute("BEGIN IMMEDIATE")
-        if self._stage_is_used:
-            self.clear_stage()
-            self._stage_is_used = False
+        for stage in self._used_stages:
+            self.execute(f"DELETE FROM {stage}")
+        self._used_stages.clear()
 
     def begin_snapshot(self) -> None:
         self._follow_file()
@@ -100,6 +100,7 @@ class SqliteConnection(Connection):
     def rollback(self) -> None:
         if self.driver.in_transaction:  # SQLite rolls back by itself when the disk is full
             self.execute("ROLLBACK")
+        self._used_stages.update(self._stages)  # rows that this transaction deleted are back
 
     def back_to_savepoint(self) -> None:
         if not self.driver.in_transaction:
@@ -126,6 +127,8 @@ class SqliteConnection(Connection):
         if not is_same:
             self.driver.close()
             self.connect()
+            for other in self._others:
+                other.driver, other._inode = self.driver, self._inode
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         return self.driver.execute(statement, parameters).rowcount

@@ -47,6 +47,7 @@ def bytes_type() -> TypeEngine[bytes]:
     return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
+KEY_PREFIX_BYTES = 64  # of a record's key, in an index of MySQL and MariaDB
 metadata = sa.MetaData()
 TRANSACTIONAL: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
@@ -118,6 +119,11 @@ RUNS = sa.Table(
     sa.Column("state_at", time_type(), nullable=False),
     sa.Column("code", name_type(64)),
     sa.Column("detail", long_text()),
+    sa.Column("overdue", long_text()),  # JSON; see `OverdueSummary`
+    # over the last seconds; null without events
+    sa.Column("applied_per_s", sa.Double),
+    sa.Column("freshness_p50_s", sa.Double),
+    sa.Column("freshness_p99_s", sa.Double),
     **TRANSACTIONAL,
 )
 
@@ -127,6 +133,15 @@ DEAD_LETTERS = sa.Table(
     *_partition(),
     _offset(),
     *_quarantined_record(),
+    sa.Index("instep_dead_letters_reason", "pipeline", "reason", "at"),
+    # by document; a key may be longer than an ordered index takes
+    sa.Index(
+        "instep_dead_letters_key",
+        "key",
+        postgresql_using="hash",
+        mysql_length=KEY_PREFIX_BYTES,
+        mariadb_length=KEY_PREFIX_BYTES,
+    ),
     **TRANSACTIONAL,
 )
 
@@ -137,6 +152,9 @@ PARKED = sa.Table(
     _offset(),
     sa.Column("document", name_type(255), nullable=False),
     *_quarantined_record(),
+    # how often a running pipeline has redriven the document, and when the last time
+    sa.Column("attempts", sa.Integer),
+    sa.Column("tried_at", time_type()),
     sa.Index("instep_parked_document", "pipeline", "document"),
     # for the retries, which run a query every second
     sa.Index("instep_parked_reason", "pipeline", "reason", "at"),
@@ -174,6 +192,7 @@ DECISIONS = sa.Table(
     sa.Column("reason", long_text()),
     sa.Column("actor", name_type(100), nullable=False),
     sa.Index("instep_decisions_document", "pipeline", "document"),
+    sa.Index("instep_decisions_at", "pipeline", "at"),
     **TRANSACTIONAL,
 )
 
@@ -222,6 +241,16 @@ SINKS = sa.Table(
     **TRANSACTIONAL,
 )
 
+# How each table of a sink is written: what quarantine needs to apply a row again
+SINK_TABLES = sa.Table(
+    "instep_sink_tables",
+    sink_metadata,
+    sa.Column("pipeline", name_type(100), primary_key=True),  # its name in the journal
+    sa.Column("sink", name_type(100), nullable=False),
+    sa.Column("definition", long_text(), nullable=False),  # JSON; see `spark_sink/quarantine.py`
+    **TRANSACTIONAL,
+)
+
 # The runs of a query that have written, and the epoch of each
 SINK_RUNS = sa.Table(
     "instep_sink_runs",
@@ -253,6 +282,47 @@ STAGED_ROWS = sa.Table(
     sa.Column("run_id", name_type(64), nullable=False),
     sa.Column("batch_id", sa.BigInteger, nullable=False),
     sa.Column("data", bytes_type(), nullable=False),
+    **TRANSACTIONAL,
+)
+
+
+# What KPIs keep beside their rows; only in databases that have a KPI.
+kpi_metadata = sa.MetaData()
+
+# One row per KPI: what its rows were counted with, and the time of each partition
+KPIS = sa.Table(
+    "instep_kpis",
+    kpi_metadata,
+    sa.Column("kpi", name_type(100), primary_key=True),
+    sa.Column("definition", long_text(), nullable=False),  # JSON
+    sa.Column("clocks", long_text(), nullable=False),  # JSON: milliseconds by partition
+    # where the log began that was counted again; null: the log explains all rows
+    sa.Column("known_from_ms", sa.BigInteger),
+    **TRANSACTIONAL,
+)
+
+# The events of documents that another event can still reach
+KPI_DOCUMENTS = sa.Table(
+    "instep_kpi_documents",
+    kpi_metadata,
+    sa.Column("kpi", name_type(100), primary_key=True),
+    sa.Column("document", name_type(255), primary_key=True),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("latest_ms", sa.BigInteger, nullable=False),
+    sa.Column("events", long_text(), nullable=False),  # JSON
+    sa.Index("instep_kpi_documents_latest", "kpi", "partition", "latest_ms"),
+    **TRANSACTIONAL,
+)
+
+# What each KPI row is computed from
+KPI_BUCKETS = sa.Table(
+    "instep_kpi_buckets",
+    kpi_metadata,
+    sa.Column("kpi", name_type(100), primary_key=True),
+    sa.Column("minute_ms", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", name_type(16), primary_key=True),
+    sa.Column("name", name_type(255), primary_key=True),
+    sa.Column("buckets", long_text(), nullable=False),  # JSON: counts by bucket
     **TRANSACTIONAL,
 )
 

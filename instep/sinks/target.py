@@ -52,6 +52,16 @@ class Target(msgspec.Struct, frozen=True):
     unique: tuple[tuple[str, ...], ...] = ()
     # the key's collation takes different ids for equal, so two documents may need the same row
     loose_key: bool = False
+    # Events have numbers of their own: offset * slots + number of the result. 1 if a record is one
+    # event; see `document/results.py`.
+    slots: int = 1
+    # tables that the same transaction writes; their mappings are in `mapping.further` too
+    further: tuple[Target, ...] = ()
+
+
+def tables_of(target: Target) -> tuple[Target, ...]:
+    """Return the main table and the further ones, each as a target."""
+    return (target, *target.further)
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -117,6 +117,20 @@ class SourceConnection:
             finally:
                 cursor.close()
 
+    def select_after(self, first: str, query: str) -> list[tuple[Any, ...]]:
+        """Run a statement and a query of PostgreSQL in one request, and return the query's rows.
+
+        Neither has values.
+        """
+        with self._translated():
+            cursor = self.driver.cursor()
+            try:
+                cursor.execute(f"{first}; {query}")
+                cursor.nextset()
+                return list(cursor.fetchall())
+            finally:
+                cursor.close()
+
     def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """Run a query with one row, and return its first column."""
         return self.select(statement, parameters)[0][0]

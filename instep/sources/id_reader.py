@@ -160,7 +160,7 @@ class IdReader(OutboxReader):
                 (sequence, self._name, sequence - 1),
             )
             if changed != 1:
-                raise errors.RelaySessionEnded(
+                raise errors.SessionEnded(
                     f"another process has changed the row of relay {self._name!r} meanwhile"
                 )
 

@@ -49,6 +49,7 @@ class SnapshotReader(OutboxReader):
         self._seen = NOTHING  # everything visible in it was returned
         self._tick: str | None = None  # the snapshot that is being read
         self._is_open = False
+        self._is_spent = False  # the tick is returned, and its transaction still open
         self._last_id = 0
         self._lsn = "0/0"
         # Of each batch that is returned and not published: the snapshot of which everything is
@@ -80,16 +81,19 @@ class SnapshotReader(OutboxReader):
             )
 
     def next(self, limit: int) -> Batch | None:
+        if self._is_spent:
+            self._end_tick()
         if not self._is_open and not self._begin_tick():
             return None
         rows = self._fetch(limit)
         if len(rows) < limit:
-            self._finish_tick()
+            self._count_as_returned()
             position: dict[str, Any] = {"seen": self._seen}
         else:
             self._last_id = rows[-1].id
             position = {"seen": self._seen, "tick": self._tick, "last_id": self._last_id}
         if not rows:
+            self._end_tick()
             return None
         self._returned.append((self._seen, rows[-1].id))
         return Batch(rows, {**self._facts(), **position})
@@ -102,16 +106,19 @@ class SnapshotReader(OutboxReader):
         """
         behind = "SELECT pg_current_wal_flush_lsn() < ?::pg_lsn"
         lsn = batch.position["lsn"]
-        if not self._side.value(behind, (lsn,)):
-            return
-        time.sleep(FLUSH_WAIT_S)
         if self._side.value(behind, (lsn,)):
-            # A commit of our own makes the server write its log up to here.
-            self._side.select("SELECT pg_logical_emit_message(true, 'instep', '')")
+            time.sleep(FLUSH_WAIT_S)
+            if self._side.value(behind, (lsn,)):
+                # A commit of our own makes the server write its log up to here.
+                self._side.select("SELECT pg_logical_emit_message(true, 'instep', '')")
+        if self._is_spent:  # here, while the records are on their way, it delays nobody
+            self._end_tick()
 
     def done(self, sequence: int) -> None:
         """Remove published rows from time to time."""
         del sequence
+        if self._is_spent:  # its locks would keep the partitions from being emptied
+            self._end_tick()
         self._cleanable = self._returned.popleft()
         self.clean_up()
 
@@ -134,12 +141,12 @@ class SnapshotReader(OutboxReader):
 
     def _begin_tick(self) -> bool:
         """Take a snapshot; return whether it may show rows that were not returned yet."""
-        self._opened.execute(BEGIN)
-        self._is_open = True
-        snapshot, lsn, is_foreign = self._opened.select(
+        self._is_open = True  # also if the second statement fails
+        snapshot, lsn, is_foreign = self._opened.select_after(
+            BEGIN,
             "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text,"
             f" EXISTS (SELECT 1 FROM {self._table}"
-            f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot()))"
+            f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot()))",
         )[0]
         if is_foreign:
             self._end_tick()
@@ -171,14 +178,13 @@ class SnapshotReader(OutboxReader):
         select = self._opened.select_binary if self._is_binary else self._opened.select
         return self._rows(select(f"FETCH FORWARD {limit:d} FROM instep_tick"))
 
-    def _finish_tick(self) -> None:
+    def _count_as_returned(self) -> None:
         """Count everything that the tick showed as returned."""
         assert self._tick is not None
-        self._seen = self._tick
-        self._end_tick()
+        self._seen, self._is_spent = self._tick, True
 
     def _end_tick(self) -> None:
-        self._tick, self._last_id = None, 0
+        self._tick, self._last_id, self._is_spent = None, 0, False
         if self._is_open:
             self._is_open = False
             self._opened.execute("ROLLBACK")

@@ -20,13 +20,23 @@ from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
 from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
-from instep.kafka import configs, groups, layout, offsets, reading, relay_writer, topics
+from instep.kafka import (
+    configs,
+    groups,
+    layout,
+    offsets,
+    position_topic,
+    reading,
+    record_writer,
+    topics,
+)
 from instep.kafka.admin import admin_extras, consumer_groups
 from instep.kafka.connection import Cluster
 from instep.relay import position as relay_positions
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
 from instep.sources import facts as source_facts
+from instep.streams import starts
 from instep.vet import clients, sampling, snapshot
 
 SAMPLED_PER_PARTITION = 20
@@ -44,12 +54,13 @@ def gather(
     names: list[str],
     loaded: settings.Loaded | None = None,
     relays: list[str] | None = None,
+    streams: list[str] | None = None,
 ) -> snapshot.Snapshot:
     """Read everything that the rules need about these pipelines and relays.
 
     `loaded` has the origin of each setting, if the settings were read from a file.
     """
-    return Gathering(cluster, declared, loaded).of(names, relays or [])
+    return Gathering(cluster, declared, loaded).of(names, relays or [], streams or [])
 
 
 class Gathering:
@@ -64,8 +75,11 @@ class Gathering:
         self.unknown: dict[str, str] = {}
         self.now_s = time.time()  # one time for all ages
 
-    def of(self, names: list[str], relay_names: list[str]) -> snapshot.Snapshot:
+    def of(
+        self, names: list[str], relay_names: list[str], stream_names: list[str]
+    ) -> snapshot.Snapshot:
         relays = {name: settings.relay(self.declared, name) for name in relay_names}
+        streams = {name: settings.stream(self.declared, name) for name in stream_names}
         pipelines = {name: settings.pipeline(self.declared, name) for name in names}
         # Not through `_try`: nothing can be checked without the cluster.
         self.layouts = layout.read(self.cluster)
@@ -78,7 +92,10 @@ class Gathering:
             [
                 *(pipeline.topic for pipeline in pipelines.values()),
                 *(relay.topic for relay in relays.values()),
-                *map(relay_writer.position_topic, relays),
+                *(position_topic.of_relay(name).topic for name in relays),
+                *(stream.source for stream in streams.values()),
+                *(stream.target for stream in streams.values()),
+                *(position_topic.of_stream(name, 0).topic for name in streams),
             ]
         )
         with admin_extras.connect(self.cluster) as extras:
@@ -92,9 +109,7 @@ class Gathering:
             cluster=known_cluster,
             topics=known_topics,
             near_topics=self._near_topics(wanted),
-            publishers={
-                name: _publisher(declared) for name, declared in self.declared.publishers.items()
-            },
+            publishers=_publishers(self.declared),
             pipelines={
                 name: self._pipeline(name, pipeline, known_topics[pipeline.topic])
                 for name, pipeline in pipelines.items()
@@ -104,6 +119,13 @@ class Gathering:
             relays={name: self._relay(name, relay) for name, relay in relays.items()},
             declared_relays={
                 name: _declared_relay(relay) for name, relay in self.declared.relays.items()
+            },
+            streams={name: self._stream(name, stream) for name, stream in streams.items()},
+            declared_streams={
+                name: snapshot.DeclaredStream(
+                    source=stream.source, target=stream.target, guarantee=stream.guarantee
+                )
+                for name, stream in self.declared.streams.items()
             },
             readers={name: _reader(name, one) for name, one in self.declared.readers.items()},
             spark=snapshot.SparkFacts(
@@ -300,9 +322,14 @@ class Gathering:
         )
 
     def _followers(self, topic: str) -> dict[str, Target]:
-        """Return the known targets of the pipelines that read a topic."""
+        """Return the known targets of the pipelines that read a topic as it is.
+
+        What a transformation yields of the records is not known without Spark.
+        """
         return {
-            name: to for name, to in self.targets.items() if to is not None and to.topic == topic
+            name: to
+            for name, to in self.targets.items()
+            if to is not None and to.topic == topic and to.slots == 1
         }
 
     def _unreadable(self, topic: str, records: list[offsets.LogRecord]) -> dict[str, int]:
@@ -350,7 +377,14 @@ class Gathering:
     ) -> snapshot.PipelineFacts:
         to = self.targets[name]
         stored = (
-            self._try(f"ledger of {name}", lambda: self._read_database(to, topic)) if to else None
+            self._try(
+                f"ledger of {name}",
+                lambda: self._read_database(
+                    to, topic, wants_statuses=bool(pipeline.transitions or pipeline.due)
+                ),
+            )
+            if to
+            else None
         )
         ledger, dead, parked, statuses = stored or (None, None, None, None)
         group = groups.mirror_name(name)
@@ -390,6 +424,7 @@ class Gathering:
             status_column=status_column,
             followers=dict(pipeline.transitions),
             statuses=statuses,
+            due=dict(pipeline.due),
         )
 
     def _foreign_offsets(
@@ -411,7 +446,7 @@ class Gathering:
         return bool(target.database_url(url).password) and in_file
 
     def _read_database(
-        self, to: Target, topic: snapshot.TopicFacts | None
+        self, to: Target, topic: snapshot.TopicFacts | None, *, wants_statuses: bool
     ) -> tuple[list[snapshot.PartitionProgress], int, int, list[str]]:
         """Read the ledger, the size of the quarantine, and the statuses in the table."""
         sink = sinks.open_sink(to)
@@ -422,7 +457,7 @@ class Gathering:
                     sink.journal.dead_letter_count(),
                     sink.journal.parked_count(),
                 )
-                statuses = sorted(sink.table.statuses(STATUSES_MAX)) if to.rules.transitions else []
+                statuses = sorted(sink.table.statuses(STATUSES_MAX)) if wants_statuses else []
         finally:
             sink.close()
         ends = (
@@ -469,7 +504,7 @@ class Gathering:
     # --- relays -----------------------------------------------------------------------------------
 
     def _relay(self, name: str, relay: settings.Relay) -> snapshot.RelayFacts:
-        position_topic = relay_writer.position_topic(name)
+        place = position_topic.of_relay(name)
         source = source_facts.read(name, relay)
         if source.database.unreachable:
             self.unknown[f"source of relay {name}"] = source.database.unreachable.partition("\n")[0]
@@ -477,10 +512,10 @@ class Gathering:
             topic=relay.topic,
             guarantee=relay.guarantee,
             outbox=relay.outbox,
-            position_topic=position_topic,
-            transaction_timeout_ms=relay_writer.TRANSACTION_TIMEOUT_MS,
+            position_topic=place.topic,
+            transaction_timeout_ms=record_writer.TRANSACTION_TIMEOUT_MS,
             source_facts=source,
-            position=self._position(name) if position_topic in self.layouts.topics else None,
+            position=self._position(name) if place.topic in self.layouts.topics else None,
             groups=self._try(
                 f"groups that read topic {relay.topic}", lambda: self._reading_groups(relay.topic)
             ),
@@ -490,7 +525,8 @@ class Gathering:
     def _position(self, name: str) -> snapshot.PublishedPosition | None:
         """Return what the last position says about topic and source."""
         value = self._try(
-            f"position of relay {name}", lambda: relay_writer.read_position(self.cluster, name)
+            f"position of relay {name}",
+            lambda: position_topic.read(self.cluster, position_topic.of_relay(name)),
         )
         found = value and self._try(
             f"position of relay {name}", lambda: relay_positions.decode(value, name)
@@ -502,6 +538,37 @@ class Gathering:
             cluster_id=found.cluster_id,
             partitions=found.partitions,
             source_id=found.source_id,
+        )
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _stream(self, name: str, stream: settings.Stream) -> snapshot.StreamFacts:
+        place = position_topic.of_stream(name, 0)
+        return snapshot.StreamFacts(
+            source=stream.source,
+            target=stream.target,
+            guarantee=stream.guarantee,
+            position_topic=place.topic,
+            transaction_timeout_ms=record_writer.TRANSACTION_TIMEOUT_MS,
+            position=self._stream_position(name),
+            groups=self._try(
+                f"groups that read topic {stream.target}",
+                lambda: self._reading_groups(stream.target),
+            ),
+        )
+
+    def _stream_position(self, name: str) -> snapshot.PublishedPosition | None:
+        """Return what the newest position says about the output topic."""
+        found = self._try(
+            f"position of stream {name}", lambda: starts.read_positions(self.cluster, name)
+        )
+        newest = max((found or {}).values(), key=lambda one: one.at_ms, default=None)
+        if newest is None:
+            return None
+        return snapshot.PublishedPosition(
+            topic_id=topics.kafka_spelling(newest.target_id),
+            cluster_id=newest.cluster_id,
+            partitions=newest.target_partitions,
         )
 
     def _reading_groups(self, topic: str) -> list[str]:
@@ -566,6 +633,15 @@ def _writer(pipeline: settings.Pipeline) -> snapshot.DeclaredWriter:
     return snapshot.DeclaredWriter(
         target=shown, table=pipeline.table, columns=list(pipeline.columns), topic=pipeline.topic
     )
+
+
+def _publishers(declared: settings.Settings) -> dict[str, snapshot.PublisherFacts]:
+    """Return the declared publishers, and the bridges: these publish as instep's publisher does."""
+    bridges = {
+        f"bridge {name}": snapshot.PublisherFacts(topic=bridge.topic, client="instep")
+        for name, bridge in declared.bridges.items()
+    }
+    return bridges | {name: _publisher(one) for name, one in declared.publishers.items()}
 
 
 def _publisher(publisher: settings.DeclaredPublisher) -> snapshot.PublisherFacts:

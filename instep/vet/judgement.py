@@ -1,4 +1,4 @@
-"""Apply the rules to every pipeline and relay of a snapshot, and say what can happen. Pure."""
+"""Apply the rules to everything in a snapshot that runs, and say what can happen. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,23 @@ from instep.vet.rule import (
     Rule,
     RuleContext,
     Severity,
+    StreamContext,
     TopicContext,
     Violation,
 )
 from instep.vet.snapshot import Snapshot
 
-PARTS = ("publisher", "relay", "cluster", "topic", "reader", "records", "pipeline", "database")
+PARTS = (
+    "publisher",
+    "relay",
+    "output",
+    "cluster",
+    "topic",
+    "reader",
+    "records",
+    "pipeline",
+    "database",
+)
 SEVERITIES = tuple(Severity)
 URGENT = (Risk.LOSS, Risk.DISORDER, Risk.REPETITION, Risk.STANDSTILL, Risk.EXPOSURE)
 CONDITIONS_SHOWN_MAX = 3
@@ -36,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: str
     threat: str
     subject: str
-    pipelines: list[str]  # and relays, as "relay NAME"
+    pipelines: list[str]  # and relays and streams, as "relay NAME"
     evidence: list[str]
     what: str
     consequence: str
@@ -56,7 +67,7 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
 class GuaranteeOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """What can happen to the data of one pipeline or relay. `kept` is None if not known."""
 
-    pipeline: str  # or "relay NAME"
+    pipeline: str  # or "relay NAME", "stream NAME"
     guarantee: str
     kept: bool | None
     sentence: str
@@ -88,10 +99,11 @@ class VetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(snapshot: Snapshot) -> VetReport:
-    """Check every rule on every pipeline and relay; report once what several of them share."""
+    """Check every rule on everything that runs; report once what several of them share."""
     _check_accepted(snapshot.accepted)
     cases: list[TopicContext] = [RuleContext(snapshot, name) for name in snapshot.pipelines]
     cases += [RelayContext(snapshot, name) for name in snapshot.relays]
+    cases += [StreamContext(snapshot, name) for name in snapshot.streams]
     judged = [_judge(case) for case in cases]
     merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
     unknown: dict[str, dict[str, None]] = {}
@@ -293,6 +305,8 @@ def _data_risks(judged: _Judged, wrong: list[Finding], doubtful: list[Finding]) 
         dying = "a broker, the pipeline or the database"
         if judged.case.kind == "relay":
             dying = "the source, a broker or the relay"
+        elif judged.case.kind == "stream":
+            dying = "a broker or the stream"
         elif judged.case.is_publisher_known:
             dying = f"a publisher, {dying}"
         yield f"nothing is {' or '.join(never)} when {dying} dies"
@@ -318,6 +332,8 @@ def _by_guarantee(case: TopicContext, threat: Risk) -> list[str]:
     match case.kind, case.guarantee, threat:
         case ("relay", "at-least-once", Risk.REPETITION):
             return ["when the relay dies between the records and the position"]
+        case ("stream", "at-least-once", Risk.REPETITION):
+            return ["when the stream dies between the records and the position"]
         case ("pipeline", "at-least-once", Risk.REPETITION):
             return ["when the pipeline dies between the rows' commit and the position's"]
         case ("pipeline", "at-most-once", Risk.LOSS):

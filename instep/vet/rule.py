@@ -1,6 +1,7 @@
 """A rule: what must hold for a guarantee, with its explanation. Rules are pure; each has a page.
 
-A rule checks one context: a pipeline (`RuleContext`) or a relay (`RelayContext`) with everything
+A rule checks one context: a pipeline (`RuleContext`), a relay (`RelayContext`) or a stream
+(`StreamContext`) with everything
 that it depends on, or what both have in common (`TopicContext`). It yields violations. A fact that
 could not be read raises NotKnown, and the rule is reported as not judged.
 """
@@ -22,9 +23,11 @@ from instep.vet.snapshot import (
     EffectiveSetting,
     PartitionProgress,
     PipelineFacts,
+    PublishedPosition,
     ReaderFacts,
     RelayFacts,
     Snapshot,
+    StreamFacts,
     TopicFacts,
     Values,
 )
@@ -129,9 +132,9 @@ def rule(
 
 
 class TopicContext:
-    """What a pipeline and a relay have in common: a topic, its publishers, and the cluster."""
+    """What pipelines, relays and streams have in common: a topic, its publishers, the cluster."""
 
-    kind: str  # pipeline or relay
+    kind: str  # pipeline, relay or stream
     label: str  # the name as reports show it
     topic_name: str
     guarantee: str
@@ -243,14 +246,26 @@ class TopicContext:
         ]
 
     @property
+    def streams(self) -> list[str]:
+        """Return the names of the declared streams that publish to the topic."""
+        return [
+            name
+            for name, stream in self.snapshot.declared_streams.items()
+            if stream.target == self.topic_name
+        ]
+
+    @property
     def is_publisher_known(self) -> bool:
-        return bool(self.publishers or self.relays)
+        return bool(self.publishers or self.relays or self.streams)
 
     @property
     def uses_transactions(self) -> bool:
-        """Return whether a declared publisher or relay publishes in transactions."""
-        return any(publisher.transactional for publisher in self.publishers.values()) or any(
-            self.snapshot.declared_relays[name].guarantee == "exactly-once" for name in self.relays
+        """Return whether a declared publisher, relay or stream publishes in transactions."""
+        found = self.snapshot
+        guarantees = [found.declared_relays[name].guarantee for name in self.relays]
+        guarantees += [found.declared_streams[name].guarantee for name in self.streams]
+        return "exactly-once" in guarantees or any(
+            publisher.transactional for publisher in self.publishers.values()
         )
 
     def known(self, value: Fact | None, what: str) -> Fact:
@@ -307,10 +322,30 @@ class RuleContext(TopicContext):
         return self.known(values.get(name), f"{name} of the database of {self.name}")
 
 
-class RelayContext(TopicContext):
+class OutputContext(TopicContext):
+    """What a relay and a stream have in common: they publish to a topic, and keep a position."""
+
+    topic_setting: str  # the setting that names the topic
+    position_topic: str
+    transaction_timeout_ms: int
+    position: PublishedPosition | None  # None: it has not published yet
+    groups: list[str] | None  # that have committed offsets for the topic
+
+    @property
+    def readers(self) -> dict[str, ReaderFacts]:
+        """Return the declared readers of the topic."""
+        return {
+            name: reader
+            for name, reader in self.snapshot.readers.items()
+            if reader.topic == self.topic_name
+        }
+
+
+class RelayContext(OutputContext):
     """One relay with its source, its topics and its readers, as the rules see it."""
 
     kind = "relay"
+    topic_setting = "topic"
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         super().__init__(snapshot, name)
@@ -318,6 +353,10 @@ class RelayContext(TopicContext):
         self.label = f"relay {name}"
         self.topic_name = self.relay.topic
         self.guarantee = self.relay.guarantee
+        self.position_topic = self.relay.position_topic
+        self.transaction_timeout_ms = self.relay.transaction_timeout_ms
+        self.position = self.relay.position
+        self.groups = self.relay.groups
 
     @property
     def source(self) -> SourceFacts:
@@ -331,11 +370,25 @@ class RelayContext(TopicContext):
         values = self.known(self.source.database.settings, f"settings of the source of {self.name}")
         return self.known(values.get(name), f"{name} of the source of {self.name}")
 
+
+class StreamContext(OutputContext):
+    """One stream with its topics and the readers of its output, as the rules see it."""
+
+    kind = "stream"
+    topic_setting = "to"
+
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
+        super().__init__(snapshot, name)
+        self.stream: StreamFacts = snapshot.streams[name]
+        self.label = f"stream {name}"
+        self.topic_name = self.stream.target
+        self.guarantee = self.stream.guarantee
+        self.position_topic = self.stream.position_topic
+        self.transaction_timeout_ms = self.stream.transaction_timeout_ms
+        self.position = self.stream.position
+        self.groups = self.stream.groups
+
     @property
-    def readers(self) -> dict[str, ReaderFacts]:
-        """Return the declared readers of the topic."""
-        return {
-            name: reader
-            for name, reader in self.snapshot.readers.items()
-            if reader.topic == self.topic_name
-        }
+    def source(self) -> TopicFacts:
+        """Return the facts about the topic that it reads."""
+        return self.other_topic(self.stream.source)

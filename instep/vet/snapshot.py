@@ -154,7 +154,9 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     password_written: bool | None = None  # in the settings file, not in the environment
     status_column: str | None = None
     followers: dict[str, list[str]] = {}  # the declared transitions
-    statuses: list[str] | None = None  # statuses in the table, if transitions are declared
+    # statuses in the table, if transitions or limits are declared
+    statuses: list[str] | None = None
+    due: dict[str, str] = {}  # how long a document may keep a status
 
 
 class DeclaredWriter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,12 +169,15 @@ class DeclaredWriter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PublishedPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The topic and the source for which a relay's last position was written."""
+    """The output topic for which the last position of a relay or a stream was written.
+
+    `source_id` identifies the source database of a relay.
+    """
 
     topic_id: str
     cluster_id: str
     partitions: int
-    source_id: str
+    source_id: str | None = None
 
 
 class RelayFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +199,24 @@ class DeclaredRelay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     source: str
     outbox: str
     topic: str
+    guarantee: RelayGuarantee
+
+
+class StreamFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    source: str
+    target: str
+    guarantee: RelayGuarantee
+    position_topic: str
+    transaction_timeout_ms: int
+    position: PublishedPosition | None = None  # None: it has not published yet
+    groups: list[str] | None = None  # that have committed offsets for the output topic
+
+
+class DeclaredStream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a declared stream reads and publishes to, whether it is checked or not."""
+
+    source: str
+    target: str
     guarantee: RelayGuarantee
 
 
@@ -225,6 +248,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     writers: dict[str, DeclaredWriter] = {}
     relays: dict[str, RelayFacts] = {}
     declared_relays: dict[str, DeclaredRelay] = {}
+    streams: dict[str, StreamFacts] = {}
+    declared_streams: dict[str, DeclaredStream] = {}
     readers: dict[str, ReaderFacts] = {}
     spark: SparkFacts
     accepted: dict[str, str] = {}
@@ -256,11 +281,14 @@ def load(file: Path) -> Snapshot:
         ) from error
 
 
-def only(snapshot: Snapshot, pipelines: list[str], relays: list[str]) -> Snapshot:
-    """Return the snapshot with only these pipelines and relays, or with all."""
+def only(
+    snapshot: Snapshot, pipelines: list[str], relays: list[str], streams: list[str]
+) -> Snapshot:
+    """Return the snapshot with only these pipelines, relays and streams, or with all."""
     for kind, names, existing in (
         ("pipeline", pipelines, [*snapshot.pipelines]),
         ("relay", relays, [*snapshot.relays]),
+        ("stream", streams, [*snapshot.streams]),
     ):
         for name in names:
             if name not in existing:
@@ -268,10 +296,11 @@ def only(snapshot: Snapshot, pipelines: list[str], relays: list[str]) -> Snapsho
                     f"the snapshot has no {kind} {name!r}",
                     f"it has: {', '.join(map(repr, existing)) or 'none'}",
                 )
-    if not pipelines and not relays:
+    if not pipelines and not relays and not streams:
         return snapshot
     return msgspec.structs.replace(
         snapshot,
         pipelines={name: snapshot.pipelines[name] for name in pipelines},
         relays={name: snapshot.relays[name] for name in relays},
+        streams={name: snapshot.streams[name] for name in streams},
     )

@@ -54,7 +54,7 @@ UPSERTS: Mapping[str, str] = {
 }
 
 
-class Job:
+class JdbcJob:
     """One Spark session; each order runs a query from the start of the topic to its end."""
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class Job:
     def apply(self, order: contestant_program.Order) -> contestant_program.OrderResult:
         declared = settings.load(Path(order.config))
         pipeline = settings.pipeline(declared, order.pipeline)
-        spark = _session(declared.spark)
-        table = _Table(spark, pipeline)
+        spark = session(declared.spark)
+        table = StagedTable(spark, pipeline)
         self._runs += 1
         checkpoint = Path(sys.argv[1]).parent / f"checkpoint-{self._runs}"
 
         def write(batch: DataFrame, _batch_id: int) -> None:
-            table.upsert(batch)
+            table.upsert(_events(batch))
 
         with table.prepared():
             records = (
@@ -92,7 +92,9 @@ class Job:
         return contestant_program.OrderResult()
 
 
-class _Table:
+class StagedTable:
+    """A table with a staging table beside it, written over JDBC."""
+
     def __init__(self, spark: SparkSession, pipeline: settings.Pipeline) -> None:
         url = target.database_url(pipeline.target)
         self._kind = baselines.sql_dialect(url.get_backend_name())
@@ -122,13 +124,14 @@ class _Table:
         finally:
             self._execute(f"DROP TABLE {self._name}_staging")
 
-    def upsert(self, batch: DataFrame) -> None:
-        """Append the batch to the staging table, and upsert it."""
-        event = F.from_json(F.col("value").cast("string"), EVENT)
+    def upsert_batch(self, batch: DataFrame, _batch_id: int) -> None:
+        """Upsert a batch of a query with `foreachBatch`."""
+        self.upsert(batch.select(F.struct(*batch.columns).alias("event")))
+
+    def upsert(self, events: DataFrame) -> None:
+        """Append the latest event of each document to the staging table, and upsert it."""
         latest = (
-            batch.select(event.alias("event"))
-            .where("event.doc_id is not null and event.version is not null and event.doc_id != ''")
-            .groupBy("event.doc_id")
+            events.groupBy("event.doc_id")
             .agg(F.max_by("event", "event.version").alias("event"))
             .select("event.*")
         )
@@ -162,7 +165,16 @@ class _Table:
             connection.close()
 
 
-def _session(spark: settings.Spark) -> SparkSession:
+def _events(records: DataFrame) -> DataFrame:
+    """Return the events of Kafka's records, without those that have no id or version."""
+    event = F.from_json(F.col("value").cast("string"), EVENT)
+    return records.select(event.alias("event")).where(
+        "event.doc_id is not null and event.version is not null and event.doc_id != ''"
+    )
+
+
+def session(spark: settings.Spark) -> SparkSession:
+    """Return the Spark session, with the drivers of Kafka and JDBC."""
     jars = ",".join(map(str, (*artifacts.jars("spark-kafka"), *artifacts.jars("jdbc"))))
     return (
         SparkSession.builder.appName("baseline")
@@ -183,4 +195,4 @@ def _session(spark: settings.Spark) -> SparkSession:
 
 
 if __name__ == "__main__":
-    contestant_program.serve(Job().apply)
+    contestant_program.serve(JdbcJob().apply)

@@ -93,6 +93,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         documents=300,
         partitions=PARTITIONS,
         history=(True,),
+        lines=(True,),
         engines=("resident",),
         stale=0.05,
         bad=0.01,
@@ -108,8 +109,8 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         assert found["throughput", start, None].median > 0
         assert {"driver", "jvm", "workers"} <= {role for _, kind, role in found if kind == start}
     assert [row[:3] for row in result.tables[0].rows] == [
-        ["sqlite", "instep with history", "cold"],
-        ["sqlite", "instep with history", "warm"],
+        ["sqlite", "instep with history and lines", "cold"],
+        ["sqlite", "instep with history and lines", "warm"],
         ["sqlite", "loop", "warm"],
     ]
     assert (

@@ -229,3 +229,47 @@ def test_waiting_for_space_ends_when_enough_records_are_settled() -> None:
     assert woken == [2]
     counter.wait_space(0, 0)
     assert counter.open_bytes == 0
+
+
+def test_a_sender_waits_for_the_turn_of_the_reporter() -> None:
+    counter = deliveries.DeliveryCounter()
+    counter.reporter = threading.get_ident()
+    sender = threading.Thread(target=counter.begin)
+    with counter.turn():
+        counter.begin()  # the reporter itself, in a callback, does not wait
+        sender.start()
+    sender.join(30)
+    assert counter.sent == 2
+
+
+def test_a_callback_may_wait_for_a_sender_during_a_turn() -> None:
+    """Let the turn last until another thread has sent: without a limit both would wait for ever."""
+    counter = deliveries.DeliveryCounter()
+    with counter.turn():
+        sender = threading.Thread(target=counter.begin)
+        sender.start()
+        sender.join(30)
+        assert not sender.is_alive()
+        assert not counter._is_turn, "the next record would wait again"
+    with counter.turn():
+        assert counter._is_turn
+
+
+def test_a_gate_that_somebody_left_closed_only_ends_the_turns() -> None:
+    counter = deliveries.DeliveryCounter()
+    counter._gate.acquire()
+    with counter.turn():
+        counter.begin()
+    assert counter.open == 1
+
+
+def test_who_begins_to_wait_ends_a_pause() -> None:
+    counter = deliveries.DeliveryCounter()
+    receipt = counter.begin()
+    for begin_to_wait in (
+        lambda: receipt.add_done_callback(lambda _: None),
+        lambda: counter.wait_settled(counter.mark, 0),
+        lambda: counter.wait_space(0, 0),
+    ):
+        begin_to_wait()
+        counter.pause(600)

@@ -29,7 +29,7 @@ from tests.support.runs import event, rows, send
     ],
 )
 def test_a_local_master_has_slots_for_both_engines(master: str, expected: str) -> None:
-    assert session.with_slots_for_both(master) == expected
+    assert session.with_slots_for(master, users=2) == expected
 
 
 @pytest.mark.timeout(300)

@@ -4,7 +4,8 @@ Up to five pipelines of each engine read one topic in one run: exactly-once into
 and MariaDB, and the two weaker guarantees. None has an order, so the guard hides nothing: an event
 that is applied twice raises its document's counter, by a trigger of the target table. The weaker
 guarantees must be seen to repeat and to lose events; otherwise the test could not detect a fault.
-The guarantees lie behind the applier: in short runs, one engine shows the weaker ones.
+The steps and the guarantees lie behind the applier: in short runs, the resident engine shows all of
+them, and micro-batches write to one database only.
 """
 
 from __future__ import annotations
@@ -56,10 +57,20 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Extent:
-    """The engines that run the weaker guarantees too, and how often the run is killed at random."""
+    """Where micro-batches write, and which engines run the weaker guarantees too.
 
+    And how often the run is killed at random.
+    """
+
+    micro_batch: tuple[str, ...]
     weak_engines: tuple[str, ...]
     random_kills: int
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """Return the pipelines that are exactly-once."""
+        databases = {"resident": DATABASES, "micro-batch": self.micro_batch}
+        return tuple(name for name in EXACT if _database(name) in databases[_engine(name)])
 
     @property
     def least(self) -> tuple[str, ...]:
@@ -70,8 +81,17 @@ class Extent:
         return tuple(f"{engine}-most" for engine in self.weak_engines)
 
 
-SHORT = Extent(weak_engines=("resident",), random_kills=0)
-COMPLETE = Extent(weak_engines=ENGINES, random_kills=1)
+def _engine(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _database(name: str) -> str:
+    return name.rpartition("-")[2]
+
+
+# MariaDB, since micro-batches into it are killed in the middle of the transaction, and after it
+SHORT = Extent(micro_batch=("mariadb",), weak_engines=("resident",), random_kills=0)
+COMPLETE = Extent(micro_batch=DATABASES, weak_engines=ENGINES, random_kills=1)
 
 # every pipeline has a table of its own, with this name
 COUNTERS = {
@@ -116,8 +136,8 @@ class Harness:
         self.folder, self.brokers, self.postgres, self.mariadb = folder, brokers, postgres, mariadb
         servers = {"postgresql": postgres.url, "mariadb": mariadb.url}
         self.urls = {
-            name: servers.get(name.rpartition("-")[2], f"sqlite:///{folder}/{name}.db")
-            for name in (*EXACT, *extent.least, *extent.most)
+            name: servers.get(_database(name), f"sqlite:///{folder}/{name}.db")
+            for name in (*extent.exact, *extent.least, *extent.most)
         }
         self.config = folder / "instep.toml"
         self.config.write_text(self._settings(), encoding="utf-8")
@@ -186,7 +206,7 @@ class Harness:
         pipelines = {
             name: {
                 "topic": "status",
-                "engine": name.rpartition("-")[0],
+                "engine": _engine(name),
                 "target": url,
                 "table": table(name),
                 "key": "doc_no",
@@ -212,7 +232,10 @@ def wait(reached: Callable[[], bool], process: PipelineProcess) -> None:
         assert process.poll() is None, f"the pipeline ended:\n{process.tail()}"
         return False
 
-    assert wait_until(is_reached, PATIENCE_S), f"nothing happened:\n{process.tail()}"
+    # checked seldom: it asks every database
+    assert wait_until(is_reached, PATIENCE_S, interval_s=0.25), (
+        f"nothing happened:\n{process.tail()}"
+    )
 
 
 @pytest.fixture(
@@ -232,7 +255,11 @@ def steps_of(number: int, rounds: int, extent: Extent) -> dict[str, int]:
     """Return the step at which each pipeline is killed in one of the rounds."""
     weak = (*extent.least, *extent.most)
     first = number * (len(STEPS) // rounds)
-    exact = {name: STEPS[(first + index) % len(STEPS)] for index, name in enumerate(EXACT)}
+    exact = {
+        name: STEPS[(first + index) % len(STEPS)]
+        for index, name in enumerate(EXACT)
+        if name in extent.exact
+    }
     return exact | dict.fromkeys(weak, WEAK_STEPS[number % len(WEAK_STEPS)])
 
 
@@ -296,7 +323,7 @@ def kill_servers(harness: Harness) -> None:
                 (harness.mariadb, "mariadb"),
                 (harness.brokers, "sqlite"),
             ):
-                names = [f"{engine}-{database}" for engine in ENGINES]
+                names = [name for name in harness.extent.exact if _database(name) == database]
                 wait_for_more(harness, names, process)
                 server.kill()
                 server.start()
@@ -315,7 +342,7 @@ def test_kills_at_every_step_lose_and_repeat_nothing(harness: Harness) -> None:
     dice = random.Random(1)
     extent = harness.extent
     rounds = [steps_of(number, ROUNDS, extent) for number in range(ROUNDS)]
-    for engine in ENGINES:
+    for engine in ENGINES if extent is COMPLETE else ENGINES[:1]:
         reached = {steps[f"{engine}-{name}"] for steps in rounds for name in DATABASES}
         assert reached == set(STEPS)
     for number, steps in enumerate(rounds):
@@ -327,7 +354,7 @@ def test_kills_at_every_step_lose_and_repeat_nothing(harness: Harness) -> None:
     expected = harness.expected()
     with Cluster(settings.Kafka(), harness.brokers.bootstrap) as cluster:
         ends = offsets.latest(cluster, "status", range(PARTITIONS))
-    for name in EXACT:
+    for name in extent.exact:
         found = harness.rows(name)
         assert {document: row[0] for document, row in found.items()} == expected, name
         assert repetitions(found) == 0, f"{name} repeated events"

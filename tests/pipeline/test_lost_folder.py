@@ -99,7 +99,7 @@ def flowing(cluster: Cluster, topic: str) -> Iterator[list[tuple[int, int]]]:
 
     def work() -> None:
         for number in itertools.count():
-            if ended.wait(0.02):
+            if ended.wait(0.1):
                 return
             document, version = number % DOCUMENTS, number
             send(cluster, topic, event(f"d{document}", version))

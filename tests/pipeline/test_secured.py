@@ -14,7 +14,7 @@ import pytest
 from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import runner as running
+from instep.pipeline import flow_runner
 from instep.pipeline.runner import RunnerState
 from instep.sinks import preparation
 from tests.support import commands, secured
@@ -78,8 +78,8 @@ def test_a_revoked_right_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(running, "CHECK_INTERVAL_S", 0.5)
-    monkeypatch.setattr(running, "BACKOFF_FIRST_S", 0.05)
+    monkeypatch.setattr(flow_runner, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(flow_runner, "BACKOFF_FIRST_S", 0.05)
     pipeline = following(new_database("sqlite"), topic)
     preparation.prepare(pipeline)
     names = {"topic": topic, "group": "instep-contracts"}

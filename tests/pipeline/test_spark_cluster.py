@@ -1,8 +1,8 @@
 """Test jobs on a real cluster of three workers of the pip-installed Spark, and the loss of parts.
 
-The second test kills and pauses parts of the cluster while resident tasks run: two tasks read a
-topic of two partitions, so one slot of the cluster is free. The target's table counts every write
-by a trigger, and the pipeline has no order, so the guard hides no repetition. Both tests end with a
+One test kills and pauses parts of the cluster while resident tasks run: two tasks read a topic of
+two partitions, so one slot of the cluster is free. The target's table counts every write by a
+trigger, and the pipeline has no order, so the guard hides no repetition. The long tests end with a
 comparison that runs on the cluster.
 """
 
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
         yield cluster
 
 
-@pytest.mark.long  # the next test runs a pipeline and reconcile there as well
+@pytest.mark.long  # the next test runs a pipeline there as well
 @pytest.mark.timeout(900)
 def test_a_pipeline_runs_on_several_workers(
     spark_cluster: SparkCluster,
@@ -132,7 +133,6 @@ def workers_with_executor(spark_cluster: SparkCluster) -> list[str]:
     return [name for name in names if "Asked to launch executor" in spark_cluster.log(name)]
 
 
-TOPIC = "lost-executors"
 PATIENCE_S = 120.0
 TRAVELLERS = 20
 COUNTER = (
@@ -149,6 +149,7 @@ class Harness:
 
     def __init__(self, folder: Path, spark: SparkCluster, bootstrap: str, url: str) -> None:
         self.folder, self.spark, self.bootstrap, self.url = folder, spark, bootstrap, url
+        self.topic = f"lost-{uuid.uuid4().hex[:8]}"
         self.config = folder / "instep.toml"
         self.hold = folder / "hold"
         self.hold.mkdir()
@@ -166,7 +167,7 @@ class Harness:
             **{f"spark.executorEnv.{name}": value for name, value in executor.items()},
         }
         pipeline = {
-            "topic": TOPIC,
+            "topic": self.topic,
             "target": url,
             "table": "document",
             "key": "doc_no",
@@ -180,20 +181,20 @@ class Harness:
         }
         self.config.write_text(tomli_w.dumps(declared), encoding="utf-8")
         with Cluster(settings.Kafka(), bootstrap) as cluster:
-            topics.create(cluster, TOPIC, 2)
+            topics.create(cluster, self.topic, 2)
         preparation.prepare(settings.load(self.config).pipelines["contracts"])
         run_sql(url, *COUNTER)
         self.rounds = 0
 
     def publish(self) -> None:
-        with Publisher(self.bootstrap, TOPIC) as publisher:
+        with Publisher(self.bootstrap, self.topic) as publisher:
             self.rounds += 1
             for number in range(TRAVELLERS):
                 publisher.send(StatusEvent(document=f"d{number}", status=f"S{self.rounds}"))
 
     def ends(self) -> dict[int, int]:
         with Cluster(settings.Kafka(), self.bootstrap) as cluster:
-            return offsets.latest(cluster, TOPIC, range(2))
+            return offsets.latest(cluster, self.topic, range(2))
 
     def ledger(self) -> dict[int, int]:
         return dict(run_sql(self.url, 'SELECT "partition", next_offset FROM instep_ledger'))
@@ -312,17 +313,34 @@ def kill_worker(harness: Harness, process: PipelineProcess) -> None:
 
 @pytest.mark.timeout(600)
 def test_lost_executors_lose_and_repeat_nothing(harness: Harness) -> None:
+    with harness.process() as process:
+        with harness.flow():
+            harness.wait(lambda: len(harness.tasks()) == 2, process, "two tasks")
+            harness.wait_for_more(process, "at the start")
+            kill_task(harness, process)
+            kill_executor(harness, process)
+            pause_executor(harness, process)
+            kill_worker(harness, process)
+        harness.wait_for_more(process, "at the end")
+        assert process.stop(60) == 0
+    assert_applied_once(harness)
+
+
+@pytest.mark.long  # tests/pipeline/test_exactly_once.py kills a driver and its local tasks
+@pytest.mark.timeout(600)
+def test_a_lost_driver_loses_and_repeats_nothing(harness: Harness) -> None:
     with harness.process() as process, harness.flow():
-        harness.wait(lambda: len(harness.tasks()) == 2, process, "two tasks")
         harness.wait_for_more(process, "at the start")
-        kill_task(harness, process)
-        kill_executor(harness, process)
-        pause_executor(harness, process)
-        kill_worker(harness, process)
         process.kill()
     with harness.process() as process:
         harness.wait_for_more(process, "after the kill of the driver")
         assert process.stop(60) == 0
+    assert_applied_once(harness)
+    run_sql(harness.url, "DELETE FROM document WHERE doc_no = 'd7'")
+    assert documents_in_step(harness.config, harness.spark.url) == (TRAVELLERS, TRAVELLERS - 1)
+
+
+def assert_applied_once(harness: Harness) -> None:
     applied = run_sql(
         harness.url,
         'SELECT "partition", "offset" FROM instep_history ORDER BY "partition", "offset"',
@@ -331,5 +349,3 @@ def test_lost_executors_lose_and_repeat_nothing(harness: Harness) -> None:
     rows = run_sql(harness.url, "SELECT doc_no, status, writes FROM document ORDER BY doc_no")
     expected = [(f"d{n}", f"S{harness.rounds}", harness.rounds - 1) for n in range(TRAVELLERS)]
     assert rows == sorted(expected)
-    run_sql(harness.url, "DELETE FROM document WHERE doc_no = 'd7'")
-    assert documents_in_step(harness.config, harness.spark.url) == (TRAVELLERS, TRAVELLERS - 1)

@@ -31,7 +31,7 @@ from instep.document.decoding import Record
 from instep.kafka import configs, offsets, topic_identity, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as local
-from instep.pipeline import runner as running
+from instep.pipeline import flow_runner
 from instep.pipeline.applier import Applier, TaskPlan
 from instep.pipeline.apply import batch
 from instep.pipeline.runner import Runner, RunnerState
@@ -181,8 +181,8 @@ def granted(owner: str, topic: str) -> str:
 @pytest.fixture(autouse=True)
 def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the interval of the runner's checks and the time until it believes a finding."""
-    monkeypatch.setattr(running, "CHECK_INTERVAL_S", 0.5)
-    monkeypatch.setattr(running, "DOUBT_S", 0.5)
+    monkeypatch.setattr(flow_runner, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(flow_runner, "DOUBT_S", 0.5)
 
 
 class TaskHarness:
@@ -329,7 +329,7 @@ def test_a_topic_replaced_during_the_run_stops_the_pipeline(
     make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recreate a longer topic, without the runner's checks: none of its records is applied."""
-    monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
+    monkeypatch.setattr(flow_runner, "CHECK_INTERVAL_S", 3_600.0)
     harness = make_harness()
     harness.publish(*(event(f"a{n}", 5) for n in range(20)))
     run = harness.run()

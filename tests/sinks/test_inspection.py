@@ -400,7 +400,7 @@ def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) 
     with pytest.raises(errors.TargetUnfit, match="instep_decisions") as found:
         inspection.inspect("contracts", pipeline)
     assert "instep init" in found.value.remedy
-    assert len(preparation.prepare(pipeline)) == 3
+    assert len(preparation.prepare(pipeline)) == 4  # the column, the table and its two indexes
     inspection.inspect("contracts", pipeline)
     run_sql(
         database_url,

@@ -29,7 +29,13 @@ from typing import IO, Any, cast
 
 LIBRARIES = (
     "confluent_kafka.admin",
+    "instep_lab.commands",
+    "instep_lab.lab",
+    "instep_lab.report.page",
+    "jinja2",
     "kafka.admin",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
     "psycopg",
     "pyarrow",
     "pymysql",
@@ -38,7 +44,7 @@ LIBRARIES = (
     "rich.text",
     "sqlalchemy",
 )
-PACKAGES = ("instep", "instep_bench")  # not instep_lab: tests bring claims of their own
+PACKAGES = ("instep", "instep_bench")  # not the claims of instep_lab: tests bring their own
 # run something on import, or are never imported by a command
 PROGRAMS = ("__main__", "daemon", "keeper")
 REQUEST_BYTES_MAX = 1 << 20

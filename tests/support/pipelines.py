@@ -129,12 +129,17 @@ def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
     """Return a function that reconciles a pipeline, and returns the report and the file's rows."""
 
     def do(
-        pipeline: settings.Pipeline, name: str = "contracts", **options: Any
+        pipeline: settings.Pipeline,
+        name: str = "contracts",
+        number: int | None = None,
+        **options: Any,
     ) -> tuple[ReconcileReport, list[dict[str, Any]]]:
         folder = tmp_path / f"reconcile-{uuid.uuid4().hex[:8]}"
         out = folder.with_suffix(".jsonl")
         request = job.Request(**{"wait_s": 0.0, "out": out, **options})
-        report = job.reconcile(spark, folder, cluster, name, pipeline, request, say=lambda _: None)
+        report = job.reconcile(
+            spark, folder, cluster, name, pipeline, request, number=number, say=lambda _: None
+        )
         return report, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
     return do

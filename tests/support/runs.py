@@ -16,7 +16,13 @@ from tests.support.producing import IN_ORDER
 Run = Callable[..., Runner]
 
 
-def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
+def send(
+    cluster: Cluster,
+    topic: str,
+    *records: tuple[bytes | None, Any],
+    partition: int = -1,
+    **config: Any,
+) -> None:
     """Send plain records, as any other producer may."""
     producer = Producer(
         {
@@ -28,7 +34,7 @@ def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **con
     )
     for key, value in records:
         raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-        producer.produce(topic, key=key, value=raw)
+        producer.produce(topic, key=key, value=raw, partition=partition)
     assert producer.flush(30) == 0
 
 

@@ -16,6 +16,15 @@ KEY = {
 }
 
 
+# a target table with a foreign key, and its parent table
+BATCHES = [
+    "CREATE TABLE batch (id VARCHAR(20) NOT NULL PRIMARY KEY)",
+    "INSERT INTO batch VALUES ('known')",
+    "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+    " print_status VARCHAR(20), print_version BIGINT,"
+    " batch VARCHAR(20), FOREIGN KEY (batch) REFERENCES batch (id))",
+]
+
 REST = "print_status VARCHAR(20), print_version BIGINT, printed_at TIMESTAMP NULL"
 
 

@@ -13,6 +13,7 @@ from instep.vet.snapshot import (
     BrokerFacts,
     ClusterFacts,
     DeclaredRelay,
+    DeclaredStream,
     DeclaredWriter,
     Disk,
     EffectiveSetting,
@@ -26,6 +27,7 @@ from instep.vet.snapshot import (
     RelayFacts,
     Snapshot,
     SparkFacts,
+    StreamFacts,
     TopicFacts,
 )
 
@@ -354,6 +356,35 @@ def with_relay(base: Snapshot, **fields: Any) -> Snapshot:
 def only_relay(base: Snapshot) -> Snapshot:
     """Leave nothing but the relay: no pipeline, no declared publisher."""
     return changed(with_relay(base), pipelines={}, writers={}, databases={}, publishers={})
+
+
+def with_stream(base: Snapshot, source: dict[str, str] | None = None, **fields: Any) -> Snapshot:
+    """Add a stream with which nothing is wrong. `source` changes settings of what it reads."""
+    stream = StreamFacts(
+        source="print-etl",
+        target="print-status",
+        guarantee="exactly-once",
+        position_topic=POSITION_TOPIC,
+        transaction_timeout_ms=60_000,
+        position=PublishedPosition(topic_id="t1", cluster_id="c1", partitions=3),
+        groups=[],
+    )
+    relayed = with_relay(base)
+    output = relayed.topics["print-status"]
+    assert output is not None
+    given = {name.replace("_", "."): EffectiveSetting(one) for name, one in (source or {}).items()}
+    read = msgspec.structs.replace(
+        output, name="print-etl", id="e1", settings={**(output.settings or {}), **given}
+    )
+    declared = DeclaredStream(
+        source="print-etl", target="print-status", guarantee=fields.get("guarantee", "exactly-once")
+    )
+    return changed(
+        base,
+        topics={**relayed.topics, "print-etl": read},
+        streams={"etl": msgspec.structs.replace(stream, **fields)},
+        declared_streams={"etl": declared},
+    )
 
 
 def with_source(base: Snapshot, database: dict[str, Any] | None = None, **fields: Any) -> Snapshot:

@@ -186,7 +186,7 @@ def test_a_snapshot_survives_a_round_trip_through_a_file(tmp_path: Path) -> None
     with pytest.raises(errors.SettingsError, match="cannot be read"):
         snapshot.load(file.with_name("none"))
     with pytest.raises(errors.SettingsError, match="has no pipeline 'x'"):
-        snapshot.only(sound.snapshot(), ["x"], [])
+        snapshot.only(sound.snapshot(), ["x"], [], [])
 
 
 def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:

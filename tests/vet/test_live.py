@@ -643,10 +643,10 @@ def test_a_relay_is_judged_without_a_pipeline(
         run_sql(url, "CREATE TABLE print_job (id TEXT)")
     assert "RELAY_NOT_INITIALISED" in {one.rule for one in judge().findings}
     tables.prepare(relay, name)
-    usual = {"RELAY_POSITION_TOPIC_UNDER_REPLICATED"}
+    usual = {"OUTPUT_POSITION_UNDER_REPLICATED"}
     of_one_broker = {"TOPIC_SINGLE_REPLICA", "CLUSTER_TRANSACTION_LOG_UNDER_REPLICATED"}
     before = found()
-    assert {rule for rule in before if rule.startswith("RELAY")} == usual
+    assert {rule for rule in before if rule.startswith(("RELAY", "OUTPUT"))} == usual
     assert before >= of_one_broker
 
     relays.run_once(name, relay, cluster)  # writes a position
@@ -654,7 +654,7 @@ def test_a_relay_is_judged_without_a_pipeline(
     topics.grow(cluster, relay.topic, 5)
     statements, rule = SPOILT[kind]
     run_sql(url, *statements)
-    assert found() >= before | {"RELAY_TOPIC_CHANGED", rule}
+    assert found() >= before | {"OUTPUT_CHANGED", rule}
 
 
 def test_the_fix_for_a_cached_sequence_is_accepted(
@@ -702,3 +702,21 @@ def test_a_group_that_reads_a_relays_topic_has_to_be_declared(
     assert broken_by(billing=reader) == ["READER_NOT_READ_COMMITTED"]
     config = {"isolation_level": "read_committed"}
     assert broken_by(billing=msgspec.structs.replace(reader, config=config)) == []
+
+
+def test_a_bridge_is_a_known_publisher(cluster: Cluster, tmp_path: Path) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
+    preparation.prepare(pipeline)
+    bridge = settings.Bridge(
+        topic=topic, url="http://127.0.0.1:1/{document}", status="status", ids_file="ids.txt"
+    )
+
+    def rules(bridges: dict[str, settings.Bridge]) -> set[str]:
+        whole = settings.Settings(pipelines={"contracts": pipeline}, bridges=bridges)
+        report = judgement.judge(gathering.gather(cluster, whole, ["contracts"]))
+        return {finding.rule for finding in report.findings}
+
+    assert "PUBLISHER_NOT_DECLARED" in rules({})
+    assert not {rule for rule in rules({"print": bridge}) if rule.startswith("PUBLISHER")}

@@ -44,6 +44,7 @@ from tests.vet.sound import (
     with_source,
     with_source_settings,
     with_sqlite_source,
+    with_stream,
     with_topic,
 )
 
@@ -619,6 +620,18 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         WARNING,
         lambda s: with_pipeline(s, followers={**STATUSES, "SENT": ["QUEUDE"]}),
     ),
+    (
+        "PIPELINE_DUE_STATUS_UNKNOWN",
+        WARNING,
+        lambda s: with_pipeline(s, followers=STATUSES, due={"QUEUED": "2h", "Queued": "2h"}),
+    ),
+    (
+        "PIPELINE_DUE_STATUS_UNKNOWN",
+        WARNING,
+        lambda s: with_pipeline(
+            with_seen(s, statuses={"QUEUED": 20}), statuses=["SENT"], due={"queued": "2h"}
+        ),
+    ),
     ("PIPELINE_GUARANTEE_WEAK", WARNING, lambda s: with_pipeline(s, guarantee="at-most-once")),
     ("PIPELINE_GUARANTEE_WEAK", NOTE, lambda s: with_pipeline(s, guarantee="at-least-once")),
     ("PIPELINE_WITHOUT_HISTORY", NOTE, lambda s: with_pipeline(s, history=False)),
@@ -991,37 +1004,37 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         ),
     ),
     ("RELAY_HAS_DEAD_ROWS", WARNING, lambda s: with_source(s, dead_rows=2)),
-    ("RELAY_TOPIC_CHANGED", ERROR, _position(partitions=2)),
-    ("RELAY_TOPIC_CHANGED", ERROR, _position(topic_id="t0")),
-    ("RELAY_TOPIC_CHANGED", ERROR, _position(cluster_id="c0")),
+    ("OUTPUT_CHANGED", ERROR, _position(partitions=2)),
+    ("OUTPUT_CHANGED", ERROR, _position(topic_id="t0")),
+    ("OUTPUT_CHANGED", ERROR, _position(cluster_id="c0")),
     ("RELAY_SOURCE_CHANGED", ERROR, _position(source_id="s0")),
     (
-        "RELAY_POSITION_TOPIC_SETTINGS",
+        "OUTPUT_POSITION_TOPIC_SETTINGS",
         ERROR,
         lambda s: with_position_topic(s, settings={"cleanup_policy": "compact,delete"}),
     ),
     (
-        "RELAY_POSITION_TOPIC_SETTINGS",
+        "OUTPUT_POSITION_TOPIC_SETTINGS",
         WARNING,
         lambda s: with_position_topic(s, partitions=[partition(0), partition(1)]),
     ),
     (
-        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        "OUTPUT_POSITION_UNDER_REPLICATED",
         WARNING,
         lambda s: with_position_topic(s, partitions=[partition(0, replicas=[1])]),
     ),
     (
-        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        "OUTPUT_POSITION_UNDER_REPLICATED",
         WARNING,
         lambda s: with_position_topic(s, settings={"min_insync_replicas": "1"}),
     ),
     (
-        "RELAY_POSITION_TOPIC_UNDER_REPLICATED",
+        "OUTPUT_POSITION_UNDER_REPLICATED",
         WARNING,
         lambda s: with_position_topic(s, settings={"unclean_leader_election_enable": "true"}),
     ),
     (
-        "RELAY_TRANSACTION_TIMEOUT_REFUSED",
+        "OUTPUT_TRANSACTION_TIMEOUT_REFUSED",
         ERROR,
         lambda s: with_relay(with_brokers(s, transaction_max_timeout_ms="30000")),
     ),
@@ -1031,8 +1044,8 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: with_cluster(only_relay(s), internal={"__transaction_state": (1, 1)}),
     ),
     ("TOPIC_MISSING", ERROR, lambda s: changed(only_relay(s), topics={"print-status": None})),
-    ("RELAY_TOPIC_SHARED", WARNING, lambda s: _second_relay(s, outbox="other_outbox")),
-    ("RELAY_GUARANTEE_WEAK", NOTE, lambda s: with_relay(s, guarantee="at-least-once")),
+    ("OUTPUT_TOPIC_SHARED", WARNING, lambda s: _second_relay(s, outbox="other_outbox")),
+    ("OUTPUT_GUARANTEE_WEAK", NOTE, lambda s: with_relay(s, guarantee="at-least-once")),
     (
         "RELAY_SOURCE_NOT_ENCRYPTED",
         WARNING,
@@ -1046,6 +1059,21 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: _reader(s, client="librdkafka", isolation="read_uncommitted"),
     ),
     ("READER_NOT_DECLARED", NOTE, lambda s: with_relay(s, groups=["billing"])),
+    ("READER_NOT_DECLARED", NOTE, lambda s: with_stream(s, groups=["billing"])),
+    ("OUTPUT_GUARANTEE_WEAK", NOTE, lambda s: with_stream(s, guarantee="at-least-once")),
+    (
+        "OUTPUT_CHANGED",
+        ERROR,
+        lambda s: with_stream(
+            s, position=PublishedPosition(topic_id="t1", cluster_id="c1", partitions=2)
+        ),
+    ),
+    (
+        "OUTPUT_RECORDS_SMALLER",
+        WARNING,
+        lambda s: with_stream(s, {"max_message_bytes": "20000000"}),
+    ),
+    ("OUTPUT_SOURCE_EXPIRES_EARLY", WARNING, lambda s: with_stream(s, {"retention_ms": "60000"})),
 ]
 
 
@@ -1076,6 +1104,7 @@ def test_every_rule_has_a_test_case() -> None:
         with_publisher(sound.snapshot(), "aiokafka", enable_idempotence="true"),
         with_publisher(sound.snapshot(), transactional_id="print-1"),
         with_relay(sound.snapshot()),
+        with_stream(sound.snapshot()),
         only_relay(sound.snapshot()),
         with_mysql_source(sound.snapshot()),
         with_mysql_source(sound.snapshot(), "mysql"),
@@ -1094,6 +1123,7 @@ def test_every_rule_has_a_test_case() -> None:
         "aiokafka",
         "transactions",
         "relay",
+        "stream",
         "relay without pipelines",
         "relay from mariadb",
         "relay from mysql",

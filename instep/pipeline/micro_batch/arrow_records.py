@@ -17,6 +17,13 @@ HEADERS_SPARK = "array<struct<key string, value binary>>"
 Row = tuple[int, int, int, bytes | None, bytes | None, Headers]
 
 
+def schema(*, headers: bool) -> pa.Schema:
+    """Return the Arrow schema of records."""
+    types = (pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
+    fields = list(zip(COLUMNS, types, strict=True))
+    return pa.schema([*fields, (HEADERS, HEADERS_TYPE)] if headers else fields)
+
+
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
     """Return partition, offset, timestamp, key, value and headers of each record."""
     columns: list[list[Any]] = [batch.column(name).to_pylist() for name in COLUMNS]

@@ -34,7 +34,7 @@ def start(
 
     Only the ledger says what was applied. A checkpoint of an earlier query is never used.
     """
-    records = _records(
+    records = stream_records(
         spark,
         plan.target.topic,
         kafka,
@@ -42,9 +42,6 @@ def start(
         rows_max,
         headers=plan.target.mapping.reads_headers,
     )
-    if str(spark.sparkContext.master).startswith("local"):
-        # More tasks than cores would only wait. A task applies its partitions one after the other.
-        records = records.coalesce(spark.sparkContext.defaultParallelism)
     counted = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
     totals = [F.sum(name).alias(name) for name in counts.NAMES]
     # Queries share the cores fairly, whatever the backlog of one of them.
@@ -63,7 +60,7 @@ def start(
     return writer.trigger(processingTime=TRIGGER).start()
 
 
-def _records(
+def stream_records(
     spark: SparkSession,
     topic: str,
     kafka: Mapping[str, str],
@@ -72,10 +69,11 @@ def _records(
     *,
     headers: bool,
 ) -> DataFrame:
+    """Return the committed records of a topic from these offsets on, as they are published."""
     reader = spark.readStream.format("kafka")
     for name, value in kafka.items():
         reader = reader.option(f"kafka.{name}", value)
-    return (
+    records = (
         reader.option("subscribe", topic)
         .option("startingOffsets", _offsets_json(topic, offsets))
         .option("failOnDataLoss", "true")
@@ -90,6 +88,10 @@ def _records(
         .load()
         .select(*_columns(headers=headers))
     )
+    if str(spark.sparkContext.master).startswith("local"):
+        # More tasks than cores would only wait. A task applies its partitions one after the other.
+        records = records.coalesce(spark.sparkContext.defaultParallelism)
+    return records
 
 
 def read(
@@ -100,8 +102,12 @@ def read(
     end: Mapping[int, int],
     *,
     headers: bool = False,
+    whole_partitions: bool = False,
 ) -> DataFrame:
-    """Return the committed records of a topic between two offsets of each partition."""
+    """Return the committed records of a topic between two offsets of each partition.
+
+    With `whole_partitions`, a task reads all records of a partition; otherwise several may.
+    """
     partitions = sorted(partition for partition in end if start[partition] < end[partition])
     if not partitions:
         return spark.createDataFrame([], record_schema(headers=headers))
@@ -114,7 +120,7 @@ def read(
         .option("startingOffsets", _offsets_json(topic, {p: start[p] for p in partitions}))
         .option("endingOffsets", _offsets_json(topic, {p: end[p] for p in partitions}))
         .option("failOnDataLoss", "true")
-        .option("minPartitions", spark.sparkContext.defaultParallelism)
+        .option("minPartitions", 1 if whole_partitions else spark.sparkContext.defaultParallelism)
         .option("kafka.isolation.level", "read_committed")
         .option("kafka.fetch.max.wait.ms", "1")
         .option("includeHeaders", headers)

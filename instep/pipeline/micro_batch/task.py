@@ -30,12 +30,12 @@ _appliers: dict[Target, Applier] = {}
 
 def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Apply every run of records of one partition; yield the counts of each."""
-    _calm_collector()
+    calm_collector()
     find_probe()(ProbeEvent(plan.target.pipeline, 0))
-    applier = _applier(plan)
+    applier = applier_for(plan)
     try:
         for partition, records in runs(batches):
-            yield _count_row(applier.apply(partition, records))
+            yield count_row(applier.apply(partition, records))
     except errors.InstepError as error:
         # Without its cause, which may quote a record that looks like an error of ours.
         raise failures.TaskFailed(error) from None
@@ -48,7 +48,7 @@ def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _applier(plan: TaskPlan) -> Applier:
+def applier_for(plan: TaskPlan) -> Applier:
     """Return the applier with this target's connection; a restarted query has another plan."""
     applier = _appliers.setdefault(plan.target, Applier(plan))
     applier.plan = plan
@@ -71,14 +71,15 @@ def runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]]
         yield current, records
 
 
-def _count_row(outcome: BatchOutcome) -> pa.RecordBatch:
+def count_row(outcome: BatchOutcome) -> pa.RecordBatch:
+    """Return the counts of a transaction as a row."""
     row = counts.counts(outcome)
     return pa.RecordBatch.from_arrays(
         [pa.array([count], pa.int64()) for count in row.values()], schema=SCHEMA
     )
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """Exclude what is loaded by the second task from garbage collection.
 
     PySpark collects garbage after every task, and would scan the loaded modules each time.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-FlowKey = tuple[str, int]  # a pipeline and its epoch
+FlowKey = tuple[str, int]  # a job and its epoch
 
 
 class Moves(msgspec.Struct):
@@ -20,8 +20,8 @@ class FlowPartitions:
     """The partitions of one flow and their tasks.
 
     A partition that moves is first revoked. It is assigned to its new task when the old one has
-    answered or is lost, so that two tasks rarely read the same records. If they do, the ledger
-    drops the repetition.
+    answered or is lost, so that two tasks rarely read the same records. If they do, the position
+    in their transactions drops the repetition.
     """
 
     def __init__(self, partitions: Iterable[int]) -> None:
@@ -57,7 +57,7 @@ class FlowPartitions:
     def balance(self, tasks: Sequence[int], first: int) -> Moves:
         """Return the next moves towards an even distribution over these tasks.
 
-        `first` shifts the beginning, so that pipelines with few partitions use different tasks.
+        `first` shifts the beginning, so that jobs with few partitions use different tasks.
         """
         moves = Moves({}, {})
         for partition, wanted in self._wanted(tasks, first).items():

@@ -2,8 +2,8 @@
 
 Spark starts the tasks, distributes them over the executors and starts them again if they are lost.
 Each task connects to the driver, which assigns partitions to it. If a task is lost, the others get
-its partitions until Spark has started it again. The ledger makes this safe: two tasks that read
-the same partition cannot apply a record twice.
+its partitions until Spark has started it again. That is safe: two tasks that read the same
+partition cannot apply a record twice, because the position is in the same transaction.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from instep import errors, settings
-from instep.kafka import offsets
-from instep.kafka.connection import Cluster
+from instep import errors
 from instep.pipeline import failures
-from instep.pipeline.applier import TaskPlan
 from instep.pipeline.engine import Report
 from instep.pipeline.resident import channel, messages, worker
 from instep.pipeline.resident.assignments import FlowKey, FlowPartitions, Moves
-from instep.sinks import target
-from instep.sinks.target import Position
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-GROUP = "instep-resident"
 PORT_SETTING = "spark.instep.port"  # for clusters whose executors reach chosen ports only
+# A run has an engine for each of these kinds of jobs. Each listens on the next port.
+KINDS = ("pipeline", "stream", "archive")
 GATHER_S = 0.5  # wait this long for all tasks before the first one gets every partition
 ALIVE_PATIENCE_S = 30.0  # a task that is silent for this long counts as lost
 CORE_PATIENCE_S = 10.0  # without any task for this long, flows wait for a core
@@ -54,13 +50,17 @@ class ResidentEngine:
     def __init__(
         self,
         context: SparkContext,
-        cluster: Cluster,
-        pipelines: Mapping[str, settings.Pipeline],
+        kind: str,
+        open_share: worker.OpenShare,
         *,
         tasks: int,
     ) -> None:
-        """Start the job with this number of tasks, for these pipelines."""
-        self._context, self._cluster, self._tasks_wanted = context, cluster, tasks
+        """Start the job with this number of tasks, for flows of one kind.
+
+        `open_share` opens the part of a flow that a task does.
+        """
+        self._context, self._kind, self._tasks_wanted = context, kind, tasks
+        self._group = f"instep-resident-{kind}"
         # The state below is guarded by this lock.
         self._lock = threading.Condition()
         self._tasks: dict[int, _Task] = {}
@@ -73,13 +73,7 @@ class ResidentEngine:
         self._listener = channel.listen(self._host(), self._port())
         self._key = secrets.token_bytes(32)
         address = (self._advertised(), self._listener.getsockname()[1])
-        urls = {
-            name: target.database_url(pipeline.target).render_as_string(hide_password=False)
-            for name, pipeline in pipelines.items()
-        }
-        self._job = worker.ResidentJob(
-            address, self._key, cluster.kafka, cluster.bootstrap, dict(pipelines), urls
-        )
+        self._job = worker.ResidentJob(address, self._key, open_share)
         self._job_thread = threading.Thread(target=self._run_jobs, name="resident job", daemon=True)
         self._threads = [
             self._job_thread,
@@ -91,17 +85,18 @@ class ResidentEngine:
 
     def start(
         self,
-        plan: TaskPlan,
-        ledger: Mapping[int, Position],
+        key: FlowKey,
+        plan: bytes,
+        partitions: Collection[int],
         *,
-        once: bool,
+        ends: dict[int, int] | None,
         wake: Callable[[], None],
     ) -> ResidentFlow:
-        """Start a flow. Its tasks read the ledger themselves; here it names the partitions."""
-        ends = None
-        if once:
-            ends = offsets.latest(self._cluster, plan.target.topic, list(ledger))
-        flow = ResidentFlow(self, plan, ledger, ends, next(self._numbers), wake)
+        """Start a flow of these partitions; with `ends` it ends there.
+
+        The tasks find out themselves where to continue. `plan` is what `open_share` understands.
+        """
+        flow = ResidentFlow(self, key, plan, partitions, ends, next(self._numbers), wake)
         with self._lock:
             self._flows[flow.key] = flow
             self._balance()
@@ -119,7 +114,7 @@ class ResidentEngine:
         self._job_thread.join(END_PATIENCE_S)
         if self._job_thread.is_alive():
             with contextlib.suppress(PySparkException, Py4JError, OSError):
-                self._context.cancelJobGroup(GROUP)
+                self._context.cancelJobGroup(self._group)
 
     # --- the job ----------------------------------------------------------------------------------
 
@@ -146,7 +141,9 @@ class ResidentEngine:
 
     def _run_job(self) -> Exception | None:
         try:
-            self._context.setJobGroup(GROUP, "resident tasks", interruptOnCancel=True)
+            self._context.setJobGroup(
+                self._group, f"resident tasks of {self._kind}s", interruptOnCancel=True
+            )
             numbers = self._context.parallelize(range(self._tasks_wanted), self._tasks_wanted)
             numbers.foreachPartition(functools.partial(worker.serve, self._job))
         except Exception as error:  # noqa: BLE001 - of Spark, its JVM or a task
@@ -226,7 +223,7 @@ class ResidentEngine:
     def _handle(self, task: _Task, message: messages.FromTask) -> None:
         if isinstance(message, messages.Hello | messages.Alive):
             return
-        flow = self._flows.get((message.pipeline, message.epoch))
+        flow = self._flows.get((message.job, message.epoch))
         if flow is None:
             return
         match message:
@@ -262,7 +259,7 @@ class ResidentEngine:
         for number, partitions in moves.assign.items():
             ends = flow.ends and {part: flow.ends[part] for part in partitions}
             self._tasks[number].channel.send(
-                messages.Assign(*flow.key, flow.encoded_plan, partitions, ends)
+                messages.Assign(*flow.key, flow.plan, partitions, ends)
             )
 
     def _end(self, flow: ResidentFlow, error: errors.InstepError | None) -> None:
@@ -322,10 +319,15 @@ class ResidentEngine:
         return str(self._context.getConf().get("spark.driver.host"))
 
     def _port(self) -> int:
-        return int(str(self._context.getConf().get(PORT_SETTING) or 0))
+        return port_of(self._kind, int(str(self._context.getConf().get(PORT_SETTING) or 0)))
 
     def _is_local(self) -> bool:
         return str(self._context.master).startswith("local")
+
+
+def port_of(kind: str, first: int) -> int:
+    """Return the port of the engine for this kind of jobs; 0, any free one, if none is set."""
+    return first + KINDS.index(kind) if first else 0
 
 
 class _Task:
@@ -337,23 +339,23 @@ class _Task:
 
 
 class ResidentFlow:
-    """One pipeline in the resident tasks. Its state belongs to the engine, under its lock."""
+    """One flow in the resident tasks. Its state belongs to the engine, under its lock."""
 
     poll_interval_s = 0.5
 
     def __init__(
         self,
         engine: ResidentEngine,
-        plan: TaskPlan,
+        key: FlowKey,
+        plan: bytes,
         partitions: Collection[int],
         ends: dict[int, int] | None,
         number: int,
         wake: Callable[[], None],
     ) -> None:
         self._engine, self.wake = engine, wake
-        self.key: FlowKey = (plan.target.pipeline, plan.writer.epoch)
+        self.key, self.plan = key, plan
         self.number, self.ends = number, ends
-        self.encoded_plan = messages.encode_plan(plan.target, plan.writer)
         self.partitions = FlowPartitions(partitions)
         self.active = True
         self.error: errors.InstepError | None = None

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import cast
-
 import msgspec
 
 from instep import errors
-from instep.pipeline.apply.batch import Writer
-from instep.sinks.target import Target
 
 
 class Assign(msgspec.Struct, tag=True, frozen=True):
-    """Read these partitions of a pipeline, and apply their records under this epoch.
+    """Read these partitions for a job, and apply their records under this epoch.
 
-    `ends` are the offsets at which a run with `--once` ends. `plan` is from `encode_plan`.
+    `ends` are the offsets at which a run with `--once` ends. `plan` says what to do with records.
     """
 
-    pipeline: str
+    job: str
     epoch: int
     plan: bytes
     partitions: list[int]
@@ -28,15 +23,15 @@ class Assign(msgspec.Struct, tag=True, frozen=True):
 class Revoke(msgspec.Struct, tag=True, frozen=True):
     """Stop reading these partitions, and answer Revoked after the current transaction."""
 
-    pipeline: str
+    job: str
     epoch: int
     partitions: list[int]
 
 
 class StopFlow(msgspec.Struct, tag=True, frozen=True):
-    """Stop the pipeline in this task, and answer Stopped after the current transaction."""
+    """Stop the flow in this task, and answer Stopped after the current transaction."""
 
-    pipeline: str
+    job: str
     epoch: int
 
 
@@ -57,7 +52,7 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 class Applied(msgspec.Struct, tag=True, frozen=True):
     """What a task committed since its last message."""
 
-    pipeline: str
+    job: str
     epoch: int
     counts: dict[str, int]
     positions: dict[int, int]
@@ -66,30 +61,30 @@ class Applied(msgspec.Struct, tag=True, frozen=True):
 class Revoked(msgspec.Struct, tag=True, frozen=True):
     """These partitions are no longer read."""
 
-    pipeline: str
+    job: str
     epoch: int
     partitions: list[int]
 
 
 class Stopped(msgspec.Struct, tag=True, frozen=True):
-    """The pipeline no longer runs in this task."""
+    """The flow no longer runs in this task."""
 
-    pipeline: str
+    job: str
     epoch: int
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True):
     """These partitions were applied up to their ends."""
 
-    pipeline: str
+    job: str
     epoch: int
     partitions: list[int]
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A pipeline failed in this task. `kind` is the name of a type in `instep.errors`."""
+    """A flow failed in this task. `kind` is the name of a type in `instep.errors`."""
 
-    pipeline: str
+    job: str
     epoch: int
     kind: str
     what: str
@@ -106,15 +101,3 @@ FromDriver = Assign | Revoke | StopFlow | End
 FromTask = Hello | Alive | Applied | Revoked | Stopped | Finished | Failed
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 FROM_TASK: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)
-
-
-def encode_plan(target: Target, writer: Writer) -> bytes:
-    """Return what a task needs to apply records, without the password in the target's URL."""
-    # Pickled, because a value that clears a column may be of any type of the database.
-    return pickle.dumps((msgspec.structs.replace(target, url=""), writer))
-
-
-def decode_plan(plan: bytes, url: str) -> tuple[Target, Writer]:
-    """Return the plan with its URL. Only the driver, which has the job's key, can have sent it."""
-    target, writer = cast("tuple[Target, Writer]", pickle.loads(plan))  # noqa: S301 - authenticated
-    return msgspec.structs.replace(target, url=url), writer

@@ -1,7 +1,6 @@
-"""One pipeline's share of a resident task: a thread that reads partitions and applies records.
+"""The part of a job that one resident task does: the partitions that it reads, and their records.
 
-It has its own Kafka client and its own connection to the target. So a target that is slow or
-unreachable holds up no other pipeline of the task.
+What happens to the records is the matter of a subclass: a pipeline applies them to a table.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
 
 from instep import errors
 from instep.document.decoding import Record
-from instep.kafka import offsets
+from instep.kafka.connection import Cluster
 from instep.kafka.partition_reader import PartitionReader
 from instep.pipeline import counts
-from instep.pipeline.applier import (
-    BATCH_BYTES_MAX,
-    BATCH_RECORDS_MAX,
-    Applier,
-    TaskPlan,
-    cluster_of,
-)
-from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent, find_probe
+from instep.pipeline.apply.batch import BatchOutcome
+from instep.pipeline.resident.assignments import FlowKey
 from instep.pipeline.resident.messages import (
     Applied,
     Assign,
@@ -35,15 +31,12 @@ from instep.pipeline.resident.messages import (
     Revoked,
     Stopped,
 )
-from instep.sinks.ledger import fenced
 
 WAIT_S = 0.25  # for the first record; an instruction is noticed after this time at the latest
 REPORT_INTERVAL_S = 0.25
-# Of all partitions together. In a large batch, several events of a document become one write.
-READ_RECORDS_MAX = 160_000
-# Up to this number, the records of several partitions are applied in one transaction. With more,
-# the rows cost more than the transactions.
-TOGETHER_RECORDS_MAX = 1_000
+READ_BYTES_MAX = 32 * 1024 * 1024
+
+Send = Callable[[FromTask], object]
 
 
 class Linger:
@@ -73,18 +66,25 @@ class Linger:
         self._rate += (records / max(elapsed_s, 0.001) - self._rate) * self.SMOOTHING
 
 
-class PipelineShare(threading.Thread):
+class ShareSource(msgspec.Struct, frozen=True):
+    """What a share reads, and how much at once."""
+
+    topic: str
+    headers: bool
+    linger_s: float
+    records_max: int
+
+
+class Share(threading.Thread):
     """Reads the partitions that the driver assigns, until it is stopped or fails."""
 
-    def __init__(self, plan: TaskPlan, send: Callable[[FromTask], object]) -> None:
-        super().__init__(name=f"{plan.target.pipeline} share", daemon=True)
-        self._plan, self._send = plan, send
-        self._key = (plan.target.pipeline, plan.writer.epoch)
+    def __init__(self, key: FlowKey, source: ShareSource, send: Send) -> None:
+        """Take the flow's job and epoch, what is read, and how to answer the driver."""
+        super().__init__(name=f"{key[0]} share", daemon=True)
+        self._key, self._source, self._send = key, source, send
         self._instructions: queue.SimpleQueue[Assign | Revoke] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._applier = Applier(plan, self._stopped)
-        self._linger = Linger(plan.pipeline.linger_ms / 1000)
-        self._probe = find_probe()
+        self._linger = Linger(source.linger_s)
         self._ends: dict[int, int] | None = None
         # The offset after the last record of each partition that was read here.
         self._read_to: dict[int, int] = {}
@@ -92,6 +92,38 @@ class PipelineShare(threading.Thread):
         self._positions: dict[int, int] = {}
         self._report_due = 0.0
         self._applied_at = time.monotonic()
+
+    # --- what a subclass does ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _cluster(self) -> Cluster:
+        """Return the cluster to read from."""
+
+    @abstractmethod
+    def _starts(self, partitions: Collection[int]) -> dict[int, int]:
+        """Take over these partitions, and return the offsets at which they continue."""
+
+    @abstractmethod
+    def _apply(self, read: Mapping[int, list[Record]]) -> None:
+        """Do what is to be done with the records; call `_note_applied` when they are committed."""
+
+    def _settle(self, partitions: Collection[int]) -> None:
+        """Wait until everything that was read from these partitions is committed."""
+
+    def _collect(self) -> None:
+        """Note what was committed meanwhile, if that happens in other threads."""
+
+    def _has_open(self, partition: int) -> bool:  # noqa: ARG002 - nothing is, by default
+        """Return whether records of this partition were read and are not committed yet."""
+        return False
+
+    def _give_up(self, partitions: Collection[int]) -> None:
+        """Let go of these partitions: another task may read them."""
+
+    def _close(self) -> None:
+        """Close what the share has opened."""
+
+    # --- instructions -----------------------------------------------------------------------------
 
     def instruct(self, instruction: Assign | Revoke) -> None:
         """Pass on an instruction of the driver."""
@@ -106,14 +138,14 @@ class PipelineShare(threading.Thread):
         try:
             self._work()
         except errors.OffsetsExpired as error:
-            # The next start compares the log with the ledger, and names what is lost.
+            # The next start compares the log with the position, and names what is lost.
             self._fail(errors.StartAgain(error.what))
         except errors.InstepError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the driver must hear of every end
             self._fail(errors.InstepError(f"a task failed: {type(error).__name__}: {error}"[:500]))
         finally:
-            self._applier.close()
+            self._close()
             self._send(Stopped(*self._key))
 
     def _fail(self, error: errors.InstepError) -> None:
@@ -124,10 +156,7 @@ class PipelineShare(threading.Thread):
         first = self._instructions.get()
         once = isinstance(first, Assign) and first.ends is not None
         reader = PartitionReader(
-            cluster_of(self._plan),
-            self._plan.target.topic,
-            headers=self._plan.target.mapping.reads_headers,
-            once=once,
+            self._cluster(), self._source.topic, headers=self._source.headers, once=once
         )
         with contextlib.closing(reader):
             self._obey(reader, first)
@@ -136,13 +165,14 @@ class PipelineShare(threading.Thread):
                     while True:
                         self._obey(reader, self._instructions.get_nowait())
                 self._cycle(reader)
+            self._settle(tuple(self._read_to))
         self._report()
-
-    # --- orders -----------------------------------------------------------------------------------
 
     def _obey(self, reader: PartitionReader, instruction: Assign | Revoke) -> None:
         if isinstance(instruction, Revoke):
             reader.remove(instruction.partitions)
+            self._settle(instruction.partitions)
+            self._give_up(instruction.partitions)
             for partition in instruction.partitions:
                 self._read_to.pop(partition, None)
             self._report()
@@ -156,22 +186,6 @@ class PipelineShare(threading.Thread):
         if starts:
             reader.add(starts)
 
-    def _starts(self, partitions: list[int]) -> dict[int, int]:
-        """Return the ledger's offsets; a partition that is not in it yet begins at its first."""
-        ledger = self._applier.positions()
-        epoch = self._plan.writer.epoch
-        newest = max((position.epoch for position in ledger.values()), default=0)
-        if newest > epoch:
-            raise fenced(self._plan.target.pipeline, newest, epoch)
-        new = [partition for partition in partitions if partition not in ledger]
-        firsts: Mapping[int, int] = {}
-        if new:
-            firsts = offsets.earliest(cluster_of(self._plan), self._plan.target.topic, new)
-        return {
-            partition: ledger[partition].next_offset if partition in ledger else firsts[partition]
-            for partition in partitions
-        }
-
     def _without_finished(self, starts: Mapping[int, int]) -> dict[int, int]:
         assert self._ends is not None
         left = {part: start for part, start in starts.items() if start < self._ends[part]}
@@ -184,59 +198,28 @@ class PipelineShare(threading.Thread):
     def _cycle(self, reader: PartitionReader) -> None:
         """Read what has arrived and apply it."""
         wait_s = REPORT_INTERVAL_S if self._positions else WAIT_S
-        limit = min(READ_RECORDS_MAX, self._plan.pipeline.batch_rows_max)
-        read = reader.read(wait_s, self._linger.wait_s(), limit, BATCH_BYTES_MAX)
+        read = reader.read(wait_s, self._linger.wait_s(), self._source.records_max, READ_BYTES_MAX)
         if read:
-            self._probe(ProbeEvent(self._plan.target.pipeline, 0))
             began = time.monotonic()
             self._apply(read)
             self._note_read(sum(map(len, read.values())), began)
+        self._collect()
         for partition, end in reader.ended.items():
-            if end > self._read_to.get(partition, end):
+            if end > self._read_to.get(partition, end) and not self._has_open(partition):
                 self._positions[partition] = end
         if self._ends is not None:
             self._finish(reader, read)
         if time.monotonic() >= self._report_due:
             self._report()
 
-    def _apply(self, read: Mapping[int, list[Record]]) -> None:
-        """Apply what was read: a few records in one transaction, more in one per partition."""
-        # Requested after all these records were read, so one answer serves them all.
-        same_topic = self._applier.same_topic()
-        few = len(read) > 1 and sum(map(len, read.values())) <= TOGETHER_RECORDS_MAX
-        if few and (
-            outcomes := self._applier.apply_together(
-                read, same_topic=same_topic, log_holds=self._log_holds
-            )
-        ):
-            for partition, outcome in outcomes.items():
-                self._note_applied(partition, read[partition], outcome)
-            return
-        for partition, records in read.items():
-            for start in range(0, len(records), BATCH_RECORDS_MAX):
-                batch = records[start : start + BATCH_RECORDS_MAX]
-                outcome = self._applier.apply(
-                    partition, batch, same_topic=same_topic, log_holds=self._log_holds
-                )
-                self._note_applied(partition, batch, outcome)
-
-    def _note_applied(
-        self, partition: int, records: Sequence[Record], outcome: BatchOutcome
-    ) -> None:
-        self._read_to[partition] = self._positions[partition] = records[-1].offset + 1
+    def _note_applied(self, partition: int, next_offset: int, outcome: BatchOutcome) -> None:
+        """Note what was committed, for the next report."""
+        self._positions[partition] = next_offset
         self._outcomes.append(outcome)
 
     def _note_read(self, records: int, began: float) -> None:
         before, self._applied_at = self._applied_at, time.monotonic()
         self._linger.see(records, self._applied_at - before, self._applied_at - began)
-
-    def _log_holds(self, partition: int, start: int, end: int) -> bool:
-        """Return whether the log may have a committed record between two offsets.
-
-        What was read here from the ledger's offset on is known: offsets without a record are
-        markers, aborted, or compacted. Only a ledger that was moved back leaves a doubt.
-        """
-        return start < self._read_to.get(partition, end)
 
     def _finish(self, reader: PartitionReader, read: Mapping[int, list[Record]]) -> None:
         """Report the partitions that have reached the end of a run with `--once`."""
@@ -249,6 +232,7 @@ class PipelineShare(threading.Thread):
         finished = sorted((reached | reader.ended.keys()) & self._read_to.keys())
         if finished:
             reader.remove(finished)
+            self._settle(finished)
             for partition in finished:
                 self._read_to.pop(partition, None)
             self._report()

@@ -1,19 +1,20 @@
 """A resident task: it runs in a Python worker of Spark until the driver ends it.
 
-The driver sends it partitions of any pipeline; each pipeline has a thread here.
+The driver sends it partitions of any job; each flow has a thread here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
-from instep import errors, settings
+from instep import errors
 from instep.pipeline import failures
-from instep.pipeline.applier import TaskPlan
 from instep.pipeline.resident import channel
+from instep.pipeline.resident.assignments import FlowKey
 from instep.pipeline.resident.messages import (
     FROM_DRIVER,
     Alive,
@@ -25,12 +26,18 @@ from instep.pipeline.resident.messages import (
     Revoked,
     StopFlow,
     Stopped,
-    decode_plan,
 )
-from instep.pipeline.resident.share import PipelineShare
+from instep.pipeline.resident.share import Send, Share
 
 ALIVE_INTERVAL_S = 2.0
 STOP_PATIENCE_S = 30.0
+
+
+class OpenShare(Protocol):
+    """Opens the part of a flow that one task does. Spark carries it to the tasks."""
+
+    def __call__(self, key: FlowKey, plan: bytes, send: Send, /) -> Share:
+        """Return the thread, not started."""
 
 
 class ResidentJob(msgspec.Struct, frozen=True):
@@ -42,10 +49,7 @@ class ResidentJob(msgspec.Struct, frozen=True):
 
     address: tuple[str, int]
     key: bytes
-    kafka: settings.Kafka
-    bootstrap: str
-    pipelines: dict[str, settings.Pipeline]
-    urls: dict[str, str]
+    open_share: OpenShare
 
 
 def serve(job: ResidentJob, numbers: Iterator[int]) -> None:
@@ -66,11 +70,11 @@ def serve(job: ResidentJob, numbers: Iterator[int]) -> None:
 
 
 class ResidentTask:
-    """The pipelines of one task."""
+    """The flows of one task."""
 
     def __init__(self, job: ResidentJob, driver: channel.Channel[FromDriver]) -> None:
         self._job, self._driver = job, driver
-        self._shares: dict[tuple[str, int], PipelineShare] = {}
+        self._shares: dict[tuple[str, int], Share] = {}
 
     def run(self, number: int) -> None:
         """Follow the driver's orders until the end."""
@@ -88,7 +92,7 @@ class ResidentTask:
             self._driver.close()
 
     def _pass_on(self, instruction: Assign | Revoke | StopFlow) -> None:
-        key = (instruction.pipeline, instruction.epoch)
+        key = (instruction.job, instruction.epoch)
         self._shares = {known: share for known, share in self._shares.items() if share.is_alive()}
         share = self._shares.get(key)
         if isinstance(instruction, StopFlow):
@@ -101,12 +105,10 @@ class ResidentTask:
         else:
             (share or self._started(key, instruction)).instruct(instruction)
 
-    def _started(self, key: tuple[str, int], instruction: Assign | Revoke) -> PipelineShare:
+    def _started(self, key: tuple[str, int], instruction: Assign | Revoke) -> Share:
         assert isinstance(instruction, Assign)
-        target, writer = decode_plan(instruction.plan, self._job.urls[instruction.pipeline])
-        pipeline = self._job.pipelines[instruction.pipeline]
-        plan = TaskPlan(target, pipeline, writer, self._job.kafka, self._job.bootstrap)
-        share = self._shares[key] = PipelineShare(plan, self._driver.send)
+        share = self._job.open_share(key, instruction.plan, self._driver.send)
+        self._shares[key] = share
         share.start()
         return share
 

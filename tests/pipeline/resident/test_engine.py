@@ -15,6 +15,7 @@ from instep.pipeline import failures
 from instep.pipeline.resident import channel, worker
 from instep.pipeline.resident import engine as resident
 from instep.pipeline.resident.engine import ResidentEngine
+from instep.pipeline.resident.pipeline_share import PipelineShares
 from instep.pipeline.runner import RunnerState
 from tests.support.pipelines import following
 from tests.support.runs import Run, event, rows, send
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def engine(spark: SparkSession, cluster: Cluster) -> ResidentEngine:
-    return ResidentEngine(spark.sparkContext, cluster, {}, tasks=2)
+    return _engine(spark, cluster, tasks=2)
+
+
+def _engine(spark: SparkSession, cluster: Cluster, tasks: int) -> ResidentEngine:
+    shares = PipelineShares(cluster.kafka, cluster.bootstrap, {}, {})
+    return ResidentEngine(spark.sparkContext, "pipeline", shares, tasks=tasks)
 
 
 def test_tasks_connect_and_end_with_the_engine(engine: ResidentEngine) -> None:
@@ -39,6 +45,11 @@ def test_tasks_connect_and_end_with_the_engine(engine: ResidentEngine) -> None:
     )
     with socket.socket() as probe:
         assert probe.connect_ex(engine._job.address) != 0, "it still listens"
+
+
+def test_each_kind_of_jobs_has_a_port_of_its_own() -> None:
+    assert [resident.port_of(kind, 7099) for kind in resident.KINDS] == [7099, 7100, 7101]
+    assert resident.port_of("stream", 0) == 0
 
 
 def test_a_stranger_gets_no_partitions(engine: ResidentEngine) -> None:
@@ -78,7 +89,7 @@ def test_a_run_without_a_core_says_what_it_waits_for(
     url = new_database("sqlite")
     send(cluster, topic, event("a", 1))
     cores = spark.sparkContext.defaultParallelism
-    busy = ResidentEngine(spark.sparkContext, cluster, {}, tasks=cores)
+    busy = _engine(spark, cluster, tasks=cores)
     try:
         wait_until(lambda: len(busy._tasks) == cores, "all cores to be used")
         run = runner(following(url, topic))
