@@ -172,6 +172,21 @@ class RecordWriter:
         self._commits += 1
         self._producer = self._producers[self._commits % len(self._producers)]
 
+    def complete(self) -> None:
+        """Wait until committed readers see every record that was committed.
+
+        A broker accepts an id's next transaction only once it has written the markers of the last
+        one. The position that is added here is given up.
+        """
+        if not self._is_transactional:
+            return
+        for producer in self._producers[: self._commits]:
+            self._producer = producer
+            self.begin()
+            self._add_position(b"")
+            self.settle()
+            self.abort()
+
     def abort(self) -> None:
         """Give up the records of the open transaction, if there is one."""
         if not self._is_begun:

@@ -220,6 +220,7 @@ class RelaySession:
                 raise self._keeper.lost
             if batch is None:
                 if once:
+                    self._writer.complete()  # a pipeline that runs next must see all rows
                     break
                 self.progress.state = "idle"
                 self._stop.wait(pause_s)

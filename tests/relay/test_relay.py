@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
+from instep.kafka import offsets
 from instep.kafka.connection import Cluster
 from instep.relay.records import RecordBuilder
 from instep.sources import tables
@@ -45,6 +46,22 @@ def test_every_committed_row_is_published_once_and_in_order(
         first.process.kill()
     assert not difference(shop, cluster, relay.topic)
     assert run_once(name, relay, cluster)[0].rows == 0
+
+
+def test_a_run_until_the_outbox_is_empty_ends_when_readers_see_its_records(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    """A broker answers a commit before it has written the markers of the transaction."""
+    name, relay = declare(new_database("sqlite"), cluster, batch_rows_max=5)
+    shop = PrintShop(relay, name)
+    for seed in range(5):
+        shop.work(20, seed)
+        run_once(name, relay, cluster)
+        committed, end = (
+            offsets.latest(cluster, relay.topic, range(3), committed) for committed in (True, False)
+        )
+        assert committed == end
+        assert not difference(shop, cluster, relay.topic)
 
 
 def test_at_least_once_needs_no_transactions(
