@@ -51,6 +51,7 @@
         ├── PositionForeign       POSITION_FOREIGN
         ├── OutputKeyMissing      OUTPUT_KEY_MISSING
         ├── OutputTooLarge        OUTPUT_TOO_LARGE
+        ├── RecordNotTransformed  RECORD_NOT_TRANSFORMED
         ├── CheckpointReplaced    CHECKPOINT_REPLACED
         ├── BatchDiffers          BATCH_DIFFERS
         ├── BatchesMissing        BATCHES_MISSING
@@ -474,6 +475,16 @@ class OutputTooLarge(NamedStop):
     code = "OUTPUT_TOO_LARGE"
     usual_remedy = (
         "raise max.message.bytes of the output topic, or set dead_letters of the stream;"
+        " then: instep run"
+    )
+
+
+class RecordNotTransformed(NamedStop):
+    """The transformation of a stream fails on a record; there is no topic for dead letters."""
+
+    code = "RECORD_NOT_TRANSFORMED"
+    usual_remedy = (
+        "correct the transformation, for example with try_cast, or set dead_letters of the stream;"
         " then: instep run"
     )
 

@@ -589,7 +589,7 @@ class Relay(SettingsTable, frozen=True, kw_only=True):
 
 
 class Stream(SettingsTable, frozen=True, kw_only=True):
-    """One stream from a topic to another topic, with a transformation between them."""
+    """One stream from a topic to another topic, with or without a transformation between them."""
 
     source: Annotated[str, Meta(description="topic to read")] = msgspec.field(name="from")
     target: Annotated[str, Meta(description="topic to publish to")] = msgspec.field(name="to")
@@ -615,8 +615,8 @@ class Stream(SettingsTable, frozen=True, kw_only=True):
     dead_letters: Annotated[
         str | None,
         Meta(
-            description="topic for output records that cannot be published, because they have no"
-            " key or are too large; default: the stream stops"
+            description="topic for records that cannot be published, because they have no key, are"
+            " too large or cannot be transformed; default: the stream stops"
         ),
     ] = None
     batch_rows_max: Annotated[

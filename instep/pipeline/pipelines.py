@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client.registry import Collector
 
@@ -19,13 +15,9 @@ from instep.pipeline import metrics, pending
 from instep.pipeline.engine import Engine
 from instep.pipeline.engines import Engines
 from instep.pipeline.job import RunContext
+from instep.pipeline.keep_warm import KeepWarm
 from instep.pipeline.runner import Runner
 from instep.sinks import inspection
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
-KEEP_WARM_INTERVAL_S = 30.0
 
 
 class PipelineGroup:
@@ -39,7 +31,7 @@ class PipelineGroup:
         self._backlogs: dict[str, dict[int, PartitionBacklog]] = {}
         self._runners: list[Runner] = []
         self._engines: Engines | None = None
-        self._warm: _KeepWarm | None = None
+        self._warm: KeepWarm | None = None
 
     @property
     def is_resident(self) -> bool:
@@ -138,32 +130,4 @@ class PipelineGroup:
             tasks_max=tasks_max,
             slot_users=self._context.slot_users,
         )
-        self._warm = _KeepWarm(opened.context) if self.has_queries else None
-
-
-class _KeepWarm:
-    """Runs a tiny job at the start and from time to time, so that Python workers exist.
-
-    Workers start while the pipelines do, and Spark ends those that are idle for a minute.
-    """
-
-    def __init__(self, context: SparkContext) -> None:
-        self._cores = context.defaultParallelism
-        self._due = time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def tick(self) -> None:
-        """Run the job if it is due."""
-        if time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
-            self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
-            self._thread = threading.Thread(target=self._ping, daemon=True)
-            self._thread.start()
-
-    def _ping(self) -> None:
-        with contextlib.suppress(Exception):  # the session may have ended; only speed is lost
-            from pyspark.sql import SparkSession
-
-            from instep.pipeline.micro_batch import arrow, task
-
-            numbers = SparkSession.builder.getOrCreate().range(0, self._cores, 1, self._cores)
-            arrow.map_batches(numbers, task.ping, "id long").collect()
+        self._warm = KeepWarm(opened.context) if self.has_queries else None

@@ -1,4 +1,6 @@
-"""Streams: from a topic to another topic, exactly once, in the tasks of a run.
+"""Streams: from a topic to another topic, exactly once.
 
-driver: stream_group.py ── runner.py ── starts.py     task: share.py ── publisher.py ── output.py
+driver: stream_group.py ── runner.py ── starts.py       publishers.py ── publisher.py ── output.py
+  without a transformation   resident.py ── task: share.py ──┘
+  with a transformation      transforming.py ────────────────┘
 """

@@ -20,16 +20,21 @@ class Unpublishable(StrEnum):
 
     KEY_MISSING = "KEY_MISSING"
     TOO_LARGE = "TOO_LARGE"
+    TRANSFORMATION_FAILED = "TRANSFORMATION_FAILED"
 
 
 class OutputRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record to publish; `index` counts those of one source record."""
+    """A record to publish; `index` counts those of one source record.
+
+    If the transformation fails on the source record, this is the source record and the reason.
+    """
 
     offset: int
     index: int
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+    failure: str | None = None
 
 
 def copies(records: Iterable[Record]) -> Iterable[OutputRecord]:

@@ -27,6 +27,27 @@ from instep.streams.plan import StreamPlan
 from instep.streams.position import StreamPosition
 
 
+class SourceRecords(msgspec.Struct, frozen=True):
+    """The source records that one transaction is about: from the first offset to the last."""
+
+    first: int
+    last: int
+    records: int
+    last_digest: str | None
+    timestamps_ms: Sequence[int]  # of those that something is published of
+
+    @staticmethod
+    def of(records: Sequence[Record]) -> SourceRecords:
+        """Return what a transaction says about these records of a partition."""
+        return SourceRecords(
+            records[0].offset,
+            records[-1].offset,
+            len(records),
+            digest(records[-1]),
+            [record.timestamp_ms for record in records],
+        )
+
+
 class PartitionPublisher:
     """Publishes what comes from one partition. Used by one thread at a time.
 
@@ -88,6 +109,9 @@ class PartitionPublisher:
         add, prefix = self._writer.add, self._prefix
         for record in outputs:
             headers = output.headers(record, prefix)
+            if record.failure is not None:
+                self._refuse(record, headers, Unpublishable.TRANSFORMATION_FAILED, record.failure)
+                continue
             if record.key is None:
                 self._refuse(record, headers, Unpublishable.KEY_MISSING, "it has no key")
                 continue
@@ -104,14 +128,14 @@ class PartitionPublisher:
             self._writer.settle()
         self._step(3, first, last)
 
-    def commit(self, records: Sequence[Record]) -> BatchOutcome:
+    def commit(self, source: SourceRecords) -> BatchOutcome:
         """Commit the open transaction, which has what is published of these records."""
-        first, last = records[0].offset, records[-1].offset
+        first, last = source.first, source.last
         following = msgspec.structs.replace(
             self._position,
             next_offset=last + 1,
-            last_digest=digest(records[-1]),
-            records=self._position.records + len(records),
+            last_digest=source.last_digest,
+            records=self._position.records + source.records,
             published=self._position.published + self._published,
             dead=self._position.dead + self._dead,
             at_ms=_now_ms(),
@@ -121,17 +145,17 @@ class PartitionPublisher:
         self._commits += 1
         self._position = following
         self._step(5, first, last)
-        return self._outcome(records)
+        return self._outcome(source)
 
     def close(self) -> None:
         """Abort what is not committed."""
         self._writer.close()
 
-    def _outcome(self, records: Sequence[Record]) -> BatchOutcome:
+    def _outcome(self, source: SourceRecords) -> BatchOutcome:
         now = _now_ms()
-        ages = [(now - record.timestamp_ms) * 1_000 for record in records]
+        ages = [(now - timestamp_ms) * 1_000 for timestamp_ms in source.timestamps_ms]
         verdicts = dict.fromkeys(Verdict, 0) | {Verdict.APPLIED: self._published}
-        return BatchOutcome(self._partition, len(records), verdicts, self._dead, bounded(ages))
+        return BatchOutcome(self._partition, source.records, verdicts, self._dead, bounded(ages))
 
     def _refuse(
         self, record: OutputRecord, headers: Headers, reason: Unpublishable, why: str
@@ -139,12 +163,16 @@ class PartitionPublisher:
         """Publish a record as a dead letter instead, in the same transaction, or stop."""
         plan = self._plan
         place = f"{plan.stream.source}:{self._partition}:{record.offset}"
-        what = f"what stream {plan.name!r} made of record {place} cannot be published: {why}"
+        if reason is Unpublishable.TRANSFORMATION_FAILED:
+            what = f"stream {plan.name!r} cannot transform record {place}: {why}"
+        else:
+            what = f"what stream {plan.name!r} made of record {place} cannot be published: {why}"
         topic = plan.stream.dead_letters
         if topic is None:
             stop = {
                 Unpublishable.KEY_MISSING: errors.OutputKeyMissing,
                 Unpublishable.TOO_LARGE: errors.OutputTooLarge,
+                Unpublishable.TRANSFORMATION_FAILED: errors.RecordNotTransformed,
             }[reason]
             raise stop(what)
         headers = [

@@ -13,10 +13,11 @@ from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster
 from instep.pipeline.engines import resident_tasks
 from instep.pipeline.job import RunContext
+from instep.pipeline.keep_warm import KeepWarm
 from instep.streams import starts
 from instep.streams.metrics import Streams
 from instep.streams.resident import ResidentStreams
-from instep.streams.runner import StreamRunner
+from instep.streams.runner import StreamEngine, StreamRunner
 
 
 class StreamGroup:
@@ -30,6 +31,8 @@ class StreamGroup:
         self._backlogs: dict[str, dict[int, PartitionBacklog]] = {}
         self._runners: list[StreamRunner] = []
         self._resident: ResidentStreams | None = None
+        self._transforming: StreamEngine | None = None
+        self._warm: KeepWarm | None = None
 
     @property
     def is_resident(self) -> bool:
@@ -43,13 +46,6 @@ class StreamGroup:
 
     def check(self, cluster: Cluster) -> list[errors.Unreachable]:
         """Inspect topics and positions; return an error for each stream if brokers are away."""
-        for name, stream in self._chosen.items():
-            if stream.is_transformed:
-                raise errors.SettingsError(
-                    f"stream {name!r} has a transformation, which this release checks but does"
-                    " not run",
-                    "remove sql and python to copy records, or name other jobs: instep run NAME",
-                )
         unreachable: list[errors.Unreachable] = []
         for name, stream in self._chosen.items():
             try:
@@ -75,13 +71,13 @@ class StreamGroup:
     def open(self, context: RunContext) -> Sequence[StreamRunner]:
         """Start the engines and create a runner for each stream."""
         self._context = context
-        engine = self._open_engine()
+        self._open_engines()
         for name, stream in self._chosen.items():
             runner = StreamRunner(
                 name,
                 stream,
                 context.cluster,
-                engine,
+                self._engine(stream),
                 once=context.once,
                 is_lost=context.opened.is_lost,
             )
@@ -93,30 +89,50 @@ class StreamGroup:
         return self._runners
 
     def tick(self) -> None:
-        """Do nothing: nothing has to be kept ready."""
+        """Keep Python workers ready for queries."""
+        if self._warm is not None:
+            self._warm.tick()
 
     def release(self) -> None:
         """End the engines."""
         engine, self._resident = self._resident, None
+        self._transforming = self._warm = None
         if engine is not None:
             engine.close()
 
     def resume(self) -> None:
         """Continue every stream at its positions."""
-        engine = self._open_engine()
+        self._open_engines()
         for runner in self._runners:
-            runner.resume(engine)
+            runner.resume(self._engine(self._chosen[runner.name]))
 
     def collector(self) -> Collector:
         """Return the metrics of the streams."""
         return Streams(self._runners)
 
-    def _open_engine(self) -> ResidentStreams:
-        # More resident tasks than partitions would have nothing to do.
+    def _engine(self, stream: settings.Stream) -> StreamEngine:
+        engine = self._transforming if stream.is_transformed else self._resident
+        assert engine is not None
+        return engine
+
+    def _open_engines(self) -> None:
+        opened, cluster = self._context.opened, self._context.cluster
+        if self.is_resident:
+            self._resident = ResidentStreams(opened.context, cluster, tasks=self._tasks())
+        if self.has_queries:
+            # Imported here: resident tasks need neither SQL nor Arrow.
+            from pyspark.sql import SparkSession
+
+            from instep.streams.transforming import TransformingStreams
+
+            spark = SparkSession.builder.getOrCreate()  # on the active context
+            self._transforming = TransformingStreams(spark, cluster, opened.folder.path)
+            self._warm = KeepWarm(opened.context)
+
+    def _tasks(self) -> int:
+        """Return the number of resident tasks: more than partitions would have nothing to do."""
+        copied = [name for name, stream in self._chosen.items() if not stream.is_transformed]
         tasks_max = None
-        if len(self._backlogs) == len(self._chosen):
-            tasks_max = sum(map(len, self._backlogs.values()))
-        context = self._context.opened.context
-        tasks = resident_tasks(context, self._context.slot_users, tasks_max)
-        self._resident = ResidentStreams(context, self._context.cluster, tasks=tasks)
-        return self._resident
+        if all(name in self._backlogs for name in copied):
+            tasks_max = sum(len(self._backlogs[name]) for name in copied)
+        return resident_tasks(self._context.opened.context, self._context.slot_users, tasks_max)

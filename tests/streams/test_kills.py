@@ -1,4 +1,7 @@
-"""Kill the tasks and the driver of a stream at every step of its transaction."""
+"""Kill the tasks and the driver of a stream at every step of its transaction.
+
+A stream with a transformation publishes in the driver, and its tasks only transform.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from instep import settings
@@ -24,6 +28,7 @@ from tests.support.waiting import wait_until
 # before the transaction, after its begin, after its records, with the position, after the commit
 STEPS = (1, 2, 3, 4, 5)
 DOCUMENTS = 12
+UNCHANGED = "SELECT value FROM records"
 PATIENCE_S = 120.0
 
 
@@ -37,7 +42,8 @@ class StreamProcess:
         (folder / "instep.toml").write_text(
             f'[kafka]\nbootstrap = "{cluster.bootstrap}"\n[spark]\nmaster = "local[2]"\n'
             f'[streams.{name}]\nfrom = "{stream.source}"\nto = "{stream.target}"\n'
-            f'guarantee = "{stream.guarantee}"\n',
+            f'guarantee = "{stream.guarantee}"\n'
+            + (f'sql = "{stream.sql}"\n' if stream.sql else ""),
             encoding="utf-8",
         )
 
@@ -76,6 +82,17 @@ class StreamProcess:
             assert self._process.wait(30) == -signal.SIGKILL
             self.start()
 
+    def kill_worker(self) -> None:
+        """Kill a Python process of a task, whatever it does."""
+        assert self._process is not None
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        workers = [
+            one for one in family if "pyspark.daemon" in one.cmdline() and not one.children()
+        ]
+        for one in workers[:1]:
+            one.kill()
+        self.publish()
+
     def said(self) -> str:
         return (self._folder / "log").read_text(encoding="utf-8")[-2_000:]
 
@@ -86,8 +103,8 @@ class StreamProcess:
 
 
 @contextlib.contextmanager
-def _running(folder: Path, cluster: Cluster) -> Iterator[StreamProcess]:
-    name, stream = declare(cluster, partitions=(2, 2))
+def _running(folder: Path, cluster: Cluster, **changes: str) -> Iterator[StreamProcess]:
+    name, stream = declare(cluster, partitions=(2, 2), **changes)
     run = StreamProcess(folder, cluster, name, stream)
     run.start()
     try:
@@ -129,4 +146,30 @@ def test_a_hundred_kills_lose_repeat_and_reorder_nothing(cluster: Cluster, tmp_p
             run.kill(STEPS[number % len(STEPS)], driver=number % 15 == 14)
             for _ in range(chance.randrange(3)):
                 run.publish()
+        _prove(cluster, run.stream)
+
+
+@pytest.mark.own_spark
+def test_a_kill_before_the_commit_of_a_transformed_batch_repeats_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with _running(tmp_path, cluster, sql=UNCHANGED) as run:
+        run.publish()
+        run.kill(4, driver=True)
+        _prove(cluster, run.stream)
+
+
+@pytest.mark.own_spark
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_kills_of_a_transformed_stream_lose_repeat_and_reorder_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    chance = random.Random(11)
+    with _running(tmp_path, cluster, sql=UNCHANGED) as run:
+        for number in range(30):
+            run.kill(STEPS[number % len(STEPS)], driver=True)
+            for _ in range(chance.randrange(3)):
+                run.publish()
+                run.kill_worker()
         _prove(cluster, run.stream)

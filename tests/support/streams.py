@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +18,8 @@ from instep.kafka.connection import Cluster
 from instep.kafka.offsets import LogRecord
 from instep.streams import output
 from instep.streams.resident import ResidentStreams
-from instep.streams.runner import StreamRunner
+from instep.streams.runner import StreamEngine, StreamRunner
+from instep.streams.transforming import TransformingStreams
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -38,14 +42,20 @@ class OwnStreamRunner(StreamRunner):
         *,
         once: bool,
     ) -> None:
-        self._own = ResidentStreams(spark.sparkContext, cluster, tasks=TASKS)
-        super().__init__(name, stream, cluster, self._own, once=once)
+        self._closing = contextlib.ExitStack()
+        engine: StreamEngine
+        if stream.is_transformed:
+            folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
+            engine = TransformingStreams(spark, cluster, folder)
+        else:
+            engine = self._closing.enter_context(
+                contextlib.closing(ResidentStreams(spark.sparkContext, cluster, tasks=TASKS))
+            )
+        super().__init__(name, stream, cluster, engine, once=once)
 
     def run(self) -> None:
-        try:
+        with self._closing:
             super().run()
-        finally:
-            self._own.close()
 
 
 def declare(

@@ -21,12 +21,16 @@ Range = tuple[int, int, int]  # partition, first offset, next offset
 
 
 class TaskBatch(msgspec.Struct, frozen=True):
-    """The ranges of the log that each task reads; or records that were read already."""
+    """The ranges of the log that each task reads; or records that were read already.
+
+    A task stops reading when it has `bytes_max`, if that is not 0.
+    """
 
     tasks: list[list[Range]] = []
     given: list[Record] | None = None
     headers: bool = False
     folder: str = ""
+    bytes_max: int = 0
 
     def announce(self, context: SparkContext) -> None:
         """Let the next job of this thread be about this batch."""
@@ -51,12 +55,19 @@ class ReadRange(msgspec.Struct, frozen=True):
     last: Record
 
 
+class TaskRead(msgspec.Struct, frozen=True):
+    """What a task has read of each partition, and whether it stopped before the ends."""
+
+    ranges: dict[int, ReadRange]
+    is_cut: bool = False
+
+
 def current() -> TaskBatch:
     """Return the batch of this task."""
     return msgspec.json.decode(_context().getLocalProperty(PROPERTY) or "{}", type=TaskBatch)
 
 
-def leave(read: dict[int, ReadRange], batch: TaskBatch) -> None:
+def leave(read: TaskRead, batch: TaskBatch) -> None:
     """Leave a note for the end of this task: what its beginning has read.
 
     The two run in different processes of one machine, and only results pass between them.
@@ -64,12 +75,21 @@ def leave(read: dict[int, ReadRange], batch: TaskBatch) -> None:
     _note(batch).write_bytes(msgspec.json.encode(read))
 
 
-def take(batch: TaskBatch) -> dict[int, ReadRange]:
+def take(batch: TaskBatch) -> TaskRead:
     """Return what the beginning of this task has read."""
     note = _note(batch)
-    read = msgspec.json.decode(note.read_bytes(), type=dict[int, ReadRange])
+    read = msgspec.json.decode(note.read_bytes(), type=TaskRead)
     note.unlink()
     return read
+
+
+def divided(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
+    """Return the ranges of each task: they get about the same number of records."""
+    parts: list[list[Range]] = [[] for _ in range(tasks)]
+    largest_first = sorted(ranges, key=lambda one: one[1] - one[2])
+    for number, one in enumerate(largest_first):
+        parts[number % tasks].append(one)
+    return parts
 
 
 def _note(batch: TaskBatch) -> Path:

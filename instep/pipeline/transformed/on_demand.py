@@ -37,7 +37,7 @@ class TransformOnDemand:
         """Take what the session needs; nothing is started yet."""
         self._spark, self._files = spark, files
         self._name, self._pipeline = name, pipeline
-        self._transformer: Transformer | None = None
+        self._transformer: Transformer[Result] | None = None
         self._closing = contextlib.ExitStack()
 
     def __call__(self, records: Sequence[Record]) -> list[Result]:
@@ -64,7 +64,7 @@ class TransformOnDemand:
         found = declared.apply(records, self._pipeline.topic)
         return {field.name: declared_type(field.dataType) for field in found.fields}
 
-    def _started(self) -> Transformer:
+    def _started(self) -> Transformer[Result]:
         opened = self._session()
         # The records are given, so no cluster is needed.
         source = RecordSource(settings.Kafka(), "", self._pipeline.topic)

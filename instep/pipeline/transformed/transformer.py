@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from py4j.protocol import Py4JJavaError
@@ -32,6 +33,8 @@ from instep.pipeline.transformed.collector import ResultCollector
 from instep.pipeline.transformed.worker import RecordSource
 from instep.settings import nearest
 
+Made = TypeVar("Made")
+
 RECORDS_MAX = 10_000  # of one job; they travel in its description
 BYTES_MAX = 8 * 1024 * 1024
 JSON_OPTIONS = {
@@ -41,6 +44,14 @@ JSON_OPTIONS = {
 }
 _CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?(?= SQLSTATE|\n|$)")
 _PYTHON_ERROR = re.compile(r"^(\w*(?:Error|Exception|Warning)\b.*)$", re.MULTILINE)
+
+
+def record_frame(spark: SparkSession, source: RecordSource, tasks: int) -> DataFrame:
+    """Return the records of a batch, in a session for one transformation."""
+    starts = transformation.session_for(spark).range(0, tasks, 1, tasks)
+    return arrow.map_batches(
+        starts, functools.partial(worker.read, source), transformation.CARRIED_SCHEMA
+    )
 
 
 class EventFrame(msgspec.Struct, frozen=True):
@@ -81,11 +92,7 @@ class EventPlan:
         tasks: int = 1,
     ) -> None:
         """Load and check the transformation; raise SettingsError if it does not fit."""
-        session = transformation.session_for(spark)
-        starts = session.range(0, tasks, 1, tasks)
-        records = arrow.map_batches(
-            starts, functools.partial(worker.read, source), transformation.CARRIED_SCHEMA
-        )
+        records = record_frame(spark, source, tasks)
         found = event_frame(name, transform, mapping, records, source.topic)
         self.context, self.events, self.headers = spark.sparkContext, found.frame, found.headers
 
@@ -99,16 +106,41 @@ class EventPlan:
         partitions = dict.fromkeys(record.partition for record in records)
         return [one for partition in partitions for one in collected.take_rest(partition)]
 
+    def failed(self, record: Record, why: str) -> Result:
+        """Return the result of a record on which the transformation fails."""
+        return Result(
+            results.number(record.offset),
+            record.timestamp_ms,
+            record.key,
+            None,
+            record.partition,
+            record.headers,
+            source_key=record.key,
+            source_value=record.value,
+            failure=why,
+            records=1,
+        )
 
-class Transformer:
+
+class RecordPlan(Protocol[Made]):
+    """A plan that turns records into something: events, or records of another topic."""
+
+    def given(self, records: Sequence[Record]) -> list[Made]:
+        """Return what is made of records, in their order."""
+
+    def failed(self, record: Record, why: str) -> Made:
+        """Return what stands for a record on which the transformation fails."""
+
+
+class Transformer(Generic[Made]):
     """Transforms records one by one or many at once, and says which of them fail."""
 
-    def __init__(self, plan: EventPlan) -> None:
+    def __init__(self, plan: RecordPlan[Made]) -> None:
         self._plan = plan
 
-    def __call__(self, records: Sequence[Record]) -> list[Result]:
-        """Return the results of records of the log, in order; a failure is a result too."""
-        found: list[Result] = []
+    def __call__(self, records: Sequence[Record]) -> list[Made]:
+        """Return what is made of records of the log, in order; a failure is a result too."""
+        found: list[Made] = []
         chunk: list[Record] = []
         size = 0
         for record in records:
@@ -119,7 +151,7 @@ class Transformer:
                 chunk, size = [], 0
         return found + self._halved(chunk)
 
-    def _halved(self, records: Sequence[Record]) -> list[Result]:
+    def _halved(self, records: Sequence[Record]) -> list[Made]:
         if not records:
             return []
         try:
@@ -129,7 +161,7 @@ class Transformer:
                 raise known from error
             if len(records) == 1:
                 self._refuse_broken_spark()
-                return [failed(records[0], readable(error))]
+                return [self._plan.failed(records[0], readable(error))]
         middle = len(records) // 2
         return self._halved(records[:middle]) + self._halved(records[middle:])
 
@@ -139,22 +171,6 @@ class Transformer:
             self._plan.given([])
         except (PySparkException, Py4JJavaError) as error:
             raise failures.read(str(error)) or failures.unexplained(error) from error
-
-
-def failed(record: Record, why: str) -> Result:
-    """Return the result of a record on which the transformation fails."""
-    return Result(
-        results.number(record.offset),
-        record.timestamp_ms,
-        record.key,
-        None,
-        record.partition,
-        record.headers,
-        source_key=record.key,
-        source_value=record.value,
-        failure=why,
-        records=1,
-    )
 
 
 def readable(error: Exception) -> str:

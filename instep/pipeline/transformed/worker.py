@@ -19,7 +19,7 @@ from instep.pipeline.applier import TaskPlan, is_full, log_has_records, task_clu
 from instep.pipeline.apply.batch import ProbeEvent, find_probe
 from instep.pipeline.micro_batch import arrow_records, task
 from instep.pipeline.transformed import batches, collector
-from instep.pipeline.transformed.batches import ReadRange, TaskBatch
+from instep.pipeline.transformed.batches import ReadRange, TaskBatch, TaskRead
 from instep.pipeline.transformed.collector import ResultCollector
 
 CHUNK_RECORDS = 10_000
@@ -47,11 +47,11 @@ def read(source: RecordSource, starts: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 def _chunks(source: RecordSource, batch: TaskBatch) -> Iterator[pa.RecordBatch]:
-    seen: dict[int, ReadRange] = {}
     counts: dict[int, int] = {}
     last: dict[int, Record] = {}
     chunk: list[Record] = []
-    size = 0
+    size = total = 0
+    is_cut = False
     for record in _records(source, batch):
         chunk.append(record)
         size += len(record.value or b"")
@@ -59,12 +59,16 @@ def _chunks(source: RecordSource, batch: TaskBatch) -> Iterator[pa.RecordBatch]:
         last[record.partition] = record
         if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield _arrow(chunk, headers=batch.headers)
+            total += size
             chunk, size = [], 0
+        if batch.bytes_max and total + size >= batch.bytes_max:
+            is_cut = True
+            break
     if chunk:
         yield _arrow(chunk, headers=batch.headers)
     if batch.given is None:
         seen = {partition: ReadRange(count, last[partition]) for partition, count in counts.items()}
-        batches.leave(seen, batch)
+        batches.leave(TaskRead(seen, is_cut), batch)
 
 
 def _records(source: RecordSource, batch: TaskBatch) -> Iterator[Record]:
@@ -122,7 +126,7 @@ def apply(plan: TaskPlan, found: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
                     for partition, results in collected.take_complete():
                         outcome = applier.apply(partition, results, log_holds=log_holds)
                         yield task.count_row(outcome)
-        for partition, seen in sorted(batches.take(batch).items()):
+        for partition, seen in sorted(batches.take(batch).ranges.items()):
             unseen = seen.records - collected.records(partition)
             results = collector.closed(collected.take_rest(partition), seen.last, unseen)
             yield task.count_row(applier.apply(partition, results, log_holds=log_holds))
