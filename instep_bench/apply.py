@@ -27,6 +27,11 @@ MODULES: Mapping[str, str] = {
     baselines.SPARK_JDBC: "instep_bench.baselines.spark_jdbc",
 }
 HOST = "instep_bench.host"
+TRANSFORMATION = """
+SELECT doc.* FROM (SELECT from_json(
+  value, 'doc_id STRING, status STRING, version BIGINT, updated_at TIMESTAMP'
+) AS doc FROM records) WHERE doc.status <> 'DRAFT'
+"""
 
 
 class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +42,7 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 150
     history: tuple[bool, ...] = (False, True)
     lines: tuple[bool, ...] = (False,)
+    sql: tuple[bool, ...] = (False,)
     engines: tuple[settings.EngineName, ...] = get_args(settings.EngineName)
     stale: float = 0.0
     repeated: float = 0.0
@@ -87,10 +93,18 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 
 def check(options: ApplyOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
-    if not (options.targets and options.history and options.lines and options.engines):
+    if not (
+        options.targets and options.history and options.lines and options.sql and options.engines
+    ):
         raise errors.SettingsError(
             "there is nothing to measure",
             "name a target and an engine, and give --history no, yes or no,yes",
+        )
+    if True in options.sql and options.bad:
+        raise errors.SettingsError(
+            "Spark gives up a whole batch for a record that cannot be transformed, so bad events"
+            " would be most of what --sql measures",
+            "omit --bad or --sql",
         )
     for target in options.targets:
         bench_servers.check_target(target)
@@ -169,6 +183,18 @@ class _TargetContest:
             for engine in dict.fromkeys(options.engines)
             for history in dict.fromkeys(options.history)
             for lines in dict.fromkeys(options.lines)
+        }
+        self._declared |= {
+            ranking.with_sql(history): database.declare(
+                servers.bootstrap,
+                topic,
+                engine="micro-batch",
+                history=history,
+                sql=TRANSFORMATION,
+                batch_rows_max=options.batch,
+            )
+            for history in dict.fromkeys(options.history)
+            if True in options.sql
         }
         self._declared |= {
             name: database.declare(

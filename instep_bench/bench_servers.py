@@ -117,14 +117,15 @@ class TargetDatabase:
         engine: settings.EngineName = "resident",
         history: bool = False,
         lines: bool = False,
+        sql: str | None = None,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
     ) -> BenchPipeline:
         """Declare a new pipeline from the topic into its own table.
 
-        With `lines` it writes a second table, a line for each event. `url` is another address of
-        this database, for example that of a proxy.
+        With `lines` it writes a second table, a line for each event. `sql` is a transformation.
+        `url` is another address of this database, for example that of a proxy.
         """
         [declared] = self.declare_together(
             bootstrap,
@@ -132,6 +133,7 @@ class TargetDatabase:
             engine=engine,
             history=history,
             lines=lines,
+            sql=sql,
             spark=spark,
             batch_rows_max=batch_rows_max,
             url=url,
@@ -146,6 +148,7 @@ class TargetDatabase:
         engine: settings.EngineName = "resident",
         history: bool = False,
         lines: bool = False,
+        sql: str | None = None,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
@@ -161,6 +164,8 @@ class TargetDatabase:
         }
         if batch_rows_max:
             options["batch_rows_max"] = batch_rows_max
+        if sql is not None:
+            options["transform"] = {"sql": sql}
         topic_of = {f"bench-{uuid.uuid4().hex[:8]}": topic for topic in topics}
         spark = spark or settings.Spark()
         tree = {

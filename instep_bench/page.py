@@ -17,7 +17,13 @@ TITLES = {
     "freshness": "Freshness: from an event happening to its commit",
     "relay": "Outbox to topic",
     "sharing": "Freshness while another pipeline catches up",
+    "load": "Loading rows beside live events",
+    "outbox": "From the commit in the source to the commit in the target",
+    "sink": "Writing a Spark stream of your own",
+    "stream": "From topic to topic, and through both stages",
     "archive": "Topics archived as Parquet files",
+    "kpi": "KPI rows behind the end of their minute",
+    "console": "Pages of the console",
     "scale": "Cost per event as things grow",
 }
 

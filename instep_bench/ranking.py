@@ -20,6 +20,7 @@ NAMES: dict[tuple[settings.EngineName, bool], str] = {
     ("micro-batch", True): "instep micro-batch with history",
 }
 WITH_LINES = " and lines"  # behind the name of a pipeline that writes a line for each event too
+WITH_SQL = ("instep with SQL", "instep with history and SQL")  # pipelines with a transformation
 OURS = "exactly once, in order (version guard); bad events are kept as dead letters"
 WARM_UPS = 2  # the JVM still compiles code in its first runs
 SERVERS = ("broker", "database")
@@ -37,6 +38,11 @@ class RankedRun(msgspec.Struct, frozen=True):
 
 
 Key = tuple[str, str, Start]
+
+
+def with_sql(history: bool) -> str:
+    """Return the name of a pipeline with a transformation."""
+    return WITH_SQL[history]
 
 
 def rate_of(run: contest.ContestRun, events: int) -> float:

@@ -19,6 +19,7 @@ BenchName = Literal[
     "relay",
     "outbox",
     "sink",
+    "stream",
     "console",
     "archive",
     "kpi",

@@ -121,6 +121,24 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
     assert result.releases["sqlite"]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_pipeline_with_sql_is_measured_beside_one_without() -> None:
+    options = apply.ApplyOptions(
+        targets=("sqlite",),
+        events=1_200,
+        documents=300,
+        history=(False,),
+        sql=(True,),
+        engines=("resident",),
+        rounds=1,
+        against=(),
+    )
+    result = apply.run(options, lambda _: None, "instep bench apply")
+    names = [row[1] for row in result.tables[0].rows]
+    assert names == ["instep", "instep with SQL", "instep", "instep with SQL"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -135,6 +153,7 @@ def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_onc
         {"events": 10, "documents": 11},
         {"stale": 1.5},
         {"bad": -0.1},
+        {"bad": 0.1, "sql": (True,)},
     ],
     ids=str,
 )
