@@ -172,21 +172,23 @@ def _has_own_spark(item: pytest.Item) -> bool:
 
 
 def _group(items: list[pytest.Item]) -> None:
-    """Let one worker run the tests of a file, of some folders, or of all with a Spark session.
+    """Let one worker run the tests of a file, of some folders, or of half those with Spark.
 
-    The first group comes first in its worker: there, Spark starts as a user starts it.
+    Two workers have a Spark session: one for the pipeline's tests, one for all others. The first
+    group comes first in its worker: there, Spark starts as a user starts it.
     """
     with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    here = Path(__file__).parent
     for item in items:
-        folder = item.path.parent.name
+        folder, path = item.path.parent.name, item.path.relative_to(here)
         if _has_own_spark(item):
             group = "own_spark"
         elif item.path in with_spark:
-            group = "spark"
+            group = "spark pipeline" if path.parts[0] == "pipeline" else "spark"
         elif folder in TOGETHER:
             group = folder
         else:
-            group = str(item.path.relative_to(Path(__file__).parent))
+            group = str(path)
         item.add_marker(pytest.mark.xdist_group(group))
 
 
