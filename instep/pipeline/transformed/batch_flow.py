@@ -118,18 +118,24 @@ class BatchFlow:
             self._context.setLocalProperty("spark.scheduler.pool", self._name)
             self._open()
             self._work()
-        except errors.InstepError as error:
-            self._note_failure(error)
         except Exception as error:  # noqa: BLE001 - the runner reports it
-            self._note_failure(failures.read(str(error)) or failures.unexplained(error))
+            self._note_failure(error)
         finally:
             self._close()
             self._wake()
 
-    def _note_failure(self, error: errors.InstepError) -> None:
+    def _note_failure(self, failure: Exception) -> None:
         """Keep why the flow ended, unless it was stopped: then an error is a consequence."""
-        if not self._stopped.is_set():
-            self._error = error
+        if self._stopped.is_set():
+            return
+        if isinstance(failure, errors.InstepError):
+            error = failure
+        else:
+            error = failures.read(str(failure)) or failures.unexplained(failure)
+        if isinstance(error, errors.OffsetsExpired):
+            # The next start compares the log with the position, and names what is lost.
+            error = errors.StartAgain(error.what)
+        self._error = error
 
     def _work(self) -> None:
         last = self._ends() if self._once else None
