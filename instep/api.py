@@ -94,9 +94,9 @@ def run(
     """Run pipelines until they end, and return how far each came.
 
     `declared` is what `load_settings` returned, or the path of a settings file. `pipelines` may
-    also name streams and KPIs; without it, everything that is declared runs. With `once` they end
-    at the end of the log; else they run until `stop` is set, or, if there is none and this is the
-    main thread, until SIGINT or SIGTERM.
+    also name streams, KPIs and archives; without it, everything that is declared runs. With `once`
+    they end at the end of the log; else they run until `stop` is set, or, if there is none and this
+    is the main thread, until SIGINT or SIGTERM.
 
     `on_progress` is called from this thread once a second and at every change of state, for each
     pipeline. `on_message` gets the lines that `instep run` prints; without it they go to stderr.

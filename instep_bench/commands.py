@@ -68,7 +68,7 @@ Bootstrap = Annotated[
         help="Your brokers; a new topic is used. Default: start a local broker.",
     ),
 ]
-Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of the topic. Default: 4.")]
+Partitions = Annotated[int | None, typer.Option(min=1, help="Number of partitions. Default: 4.")]
 Share = Annotated[
     float | None,
     typer.Option(min=0, max=1, metavar="SHARE", help="Share of such events, 0 to 1. Default: 0."),
@@ -80,9 +80,7 @@ Engine = Annotated[
 ]
 History = Annotated[
     bool | None,
-    typer.Option(
-        "--history/--no-history", help="Keep every event in instep_history. Off by default."
-    ),
+    typer.Option("--history/--no-history", help="Keep every event in instep_history. Default: no."),
 ]
 Html = Annotated[
     Path | None,
@@ -131,10 +129,11 @@ def measure_polling(
 def measure_publish(
     context: typer.Context,
     events: Annotated[
-        int | None, typer.Option(min=1, help="Events of a measurement. Default: 300000.")
+        int | None, typer.Option(min=1, help="Number of events. Default: 300000.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Size of an event's value. Default: 200.")
+        int | None,
+        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 200."),
     ] = None,
     documents: Annotated[int | None, _documents(10_000)] = None,
     partitions: Partitions = None,
@@ -165,7 +164,7 @@ def measure_apply(
         list[str] | None, _target("postgres,mariadb,sqlite", ". Can be repeated")
     ] = None,
     events: Annotated[
-        int | None, typer.Option(min=1, help="Events waiting in the log. Default: 300000.")
+        int | None, typer.Option(min=1, help="Number of events. Default: 300000.")
     ] = None,
     documents: Annotated[int | None, _documents(100_000)] = None,
     partitions: Partitions = None,
@@ -174,7 +173,7 @@ def measure_apply(
         typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
     ] = None,
     history: Annotated[
-        str | None, _list("Keep instep_history: no, yes or both. Default: no,yes.")
+        str | None, _list("Keep every event in instep_history. Default: no,yes.")
     ] = None,
     lines: Annotated[
         str | None,
@@ -183,7 +182,7 @@ def measure_apply(
         ),
     ] = None,
     engine: Annotated[
-        str | None, _list("Engines of instep to measure. Default: resident,micro-batch.")
+        str | None, _list("Engine of the pipeline. Default: resident,micro-batch.")
     ] = None,
     stale: Share = None,
     repeated: Share = None,
@@ -243,7 +242,7 @@ def measure_freshness(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Warm-up load before the first rate. Default: 20."),
+        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 20."),
     ] = None,
     idle: Annotated[
         float | None,
@@ -256,7 +255,7 @@ def measure_freshness(
         bool | None,
         typer.Option(
             "--faults/--no-faults",
-            help="Also measure a kill -9, a restart and a kill of the broker. On by default.",
+            help="Also measure a kill -9, a restart and a kill of the broker. Default: yes.",
         ),
     ] = None,
     documents: Annotated[int | None, _documents(10_000)] = None,
@@ -305,7 +304,7 @@ def measure_relay(
         typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 200."),
     ] = None,
     rate: Annotated[
-        int | None, typer.Option(min=1, help="Rate of the steady load, in rows/s. Default: 1000.")
+        int | None, typer.Option(min=1, help="Events per second. Default: 1000.")
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0, help="Duration of the steady load. Default: 20.")
@@ -344,16 +343,16 @@ def measure_sharing(
         typer.Option(
             metavar="EVENTS",
             min=1,
-            help="Events that one pipeline catches up with; ten million take minutes to publish."
-            " Default: 10000000.",
+            help="Size of the backlog. Default: 10000000.",
         ),
     ] = None,
     others: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of pipelines beside it, at an even rate. Default: 3."),
+        typer.Option(min=1, help="Number of pipelines beside it, each at --rate. Default: 3."),
     ] = None,
     rate: Annotated[
-        int | None, typer.Option(min=1, help="Rate of each of these, in events/s. Default: 100.")
+        int | None,
+        typer.Option(min=1, help="Events per second. Default: 100."),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -361,7 +360,7 @@ def measure_sharing(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Warm-up load before that. Default: 10."),
+        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10."),
     ] = None,
     documents: Annotated[int | None, _documents(100_000)] = None,
     partitions: Partitions = None,
@@ -401,7 +400,7 @@ def measure_load(
         int | None, typer.Option(min=1, help="Existing documents to load. Default: 1000000.")
     ] = None,
     rate: Annotated[
-        int | None, typer.Option(min=1, help="Rate of the live events, per second. Default: 1000.")
+        int | None, typer.Option(min=1, help="Events per second. Default: 1000.")
     ] = None,
     seconds: Annotated[
         float | None,
@@ -409,7 +408,7 @@ def measure_load(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Warm-up before that. Default: 10."),
+        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10."),
     ] = None,
     documents: Annotated[int | None, _documents(100_000)] = None,
     partitions: Partitions = None,
@@ -446,13 +445,13 @@ def measure_outbox(
     target: Annotated[str | None, _target("postgres")] = None,
     rate: Annotated[
         int | None,
-        typer.Option(min=1, help="Commits of the application per second. Default: 1000."),
+        typer.Option(min=1, help="Events per second. Default: 1000."),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of each measurement. Default: 60.")
     ] = None,
     warm_up: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Warm-up before that. Default: 10.")
+        float | None, typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10.")
     ] = None,
     hold: Annotated[
         float | None,
@@ -464,7 +463,7 @@ def measure_outbox(
     ] = None,
     backlog: Annotated[
         int | None,
-        typer.Option(min=1, metavar="ROWS", help="Rows of a backlog. Default: 200000."),
+        typer.Option(min=1, metavar="ROWS", help="Size of the backlog. Default: 200000."),
     ] = None,
     rounds: Rounds = None,
     documents: Annotated[int | None, _documents(100_000)] = None,
@@ -496,14 +495,7 @@ def measure_outbox(
 @app.command("console")
 def measure_console(
     context: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TARGET",
-            help="sqlite, postgres, mariadb (started for you) or a database URL."
-            " Default: postgres.",
-        ),
-    ] = None,
+    target: Annotated[str | None, _target("postgres")] = None,
     history: Annotated[
         int | None, typer.Option(min=1, help="Rows of history. Default: 10000000.")
     ] = None,
@@ -629,11 +621,12 @@ def measure_sink(
 def measure_archive(
     context: typer.Context,
     events: Annotated[
-        int | None, typer.Option(min=1, help="Events of the topic. Default: 2000000.")
+        int | None, typer.Option(min=1, help="Number of events. Default: 2000000.")
     ] = None,
     documents: Annotated[int | None, _documents(100_000)] = None,
     size: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Size of an event's value. Default: 150.")
+        int | None,
+        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
     ] = None,
     partitions: Partitions = None,
     rounds: Rounds = None,
@@ -664,12 +657,16 @@ def measure_scale(
     context: typer.Context,
     target: Annotated[str | None, _target("postgres")] = None,
     documents: Annotated[
-        str | None, _list("Rows in the target, or none. Default: 10000,1000000,10000000.")
+        str | None,
+        _list("Number of documents. Default: 10000,1000000,10000000. Can be none."),
     ] = None,
     events: Annotated[
-        str | None, _list("Events in the log, or none. Default: 100000,1000000,10000000.")
+        str | None,
+        _list("Number of events. Default: 100000,1000000,10000000. Can be none."),
     ] = None,
-    partitions: Annotated[str | None, _list("Partitions, or none. Default: 1,4,12,48.")] = None,
+    partitions: Annotated[
+        str | None, _list("Number of partitions. Default: 1,4,12,48. Can be none.")
+    ] = None,
     delays: Annotated[
         str | None, _list("One-way delay to the target in ms, or none. Default: 0,1,5,20.")
     ] = None,
@@ -765,9 +762,9 @@ def write_report(
             autocompletion=_complete_results,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = REPORT_FILE,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a file that is not a benchmark report.")
+        bool, typer.Option("--force", help="Overwrite a file that is not such a report.")
     ] = False,
     as_json: AsJson = False,
     _debug: Debug = False,

@@ -113,7 +113,7 @@ def run_claims(
         int | None,
         typer.Option(
             min=0,
-            help="Seed of the workloads: the same seed sends the same records. Default: 1.",
+            help="Seed of the random workload. Default: 1.",
         ),
     ] = None,
     bootstrap: Annotated[
@@ -226,9 +226,9 @@ def show(
 @app.command("report")
 def write_report(
     run: RunId = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = REPORT_FILE,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = REPORT_FILE,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a file even if it is not a lab report.")
+        bool, typer.Option("--force", help="Overwrite a file that is not such a report.")
     ] = False,
     as_json: AsJson = False,
     _debug: Debug = False,

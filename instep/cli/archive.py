@@ -108,8 +108,7 @@ def vacuum(
         typer.Option(
             min=0,
             metavar="HOURS",
-            help="Keep what the table needed in these hours. Default: `vacuum_after_hours`. With 0,"
-            " stop the archive and all readers first.",
+            help="Keep what the table needed in these hours. Default: `vacuum_after_hours`.",
         ),
     ] = None,
     execute: Execute = False,
@@ -117,7 +116,10 @@ def vacuum(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Remove files that the table no longer needs, also those of interrupted writers."""
+    """Remove files that the table no longer needs, also those of interrupted writers.
+
+    Before you use --hours 0, stop the archive and all its readers.
+    """
     declared = settings.load(GLOBAL.config)
     one, table = settings.archive(declared, archive), _table(declared, archive)
     kept = one.vacuum_after_hours if hours is None else hours

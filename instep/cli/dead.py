@@ -23,10 +23,10 @@ from instep.cli.options import (
     Reason,
     RequiredWhy,
     Since,
+    SinkUrl,
     Until,
     Why,
 )
-from instep.cli.quarantine import SinkUrl
 
 if TYPE_CHECKING:
     from instep.pipeline.apply.maintenance import Change
@@ -44,7 +44,7 @@ Places = Annotated[
     ),
 ]
 Document = Annotated[
-    str | None, typer.Option("--document", metavar="ID", help="Only with this key.")
+    str | None, typer.Option("--document", metavar="ID", help="Only this document.")
 ]
 
 

@@ -33,7 +33,7 @@ def emit(
         list[str],
         typer.Argument(
             metavar="FILE|-|ID...",
-            help="JSON lines or CSV file; - reads JSON lines from stdin. With --delete: ids.",
+            help="JSON lines or CSV file, - for JSON lines from stdin, or ids with --delete.",
         ),
     ],
     topic: Annotated[
@@ -48,8 +48,8 @@ def emit(
         str | None,
         typer.Option(
             metavar="FIELD",
-            help="Field with the document's id, which becomes the record's key; a.b for nested"
-            " fields. For a composite key all fields: tenant,number."
+            help="Field with the document's id, which becomes the record's key: doc_id, a.b for a"
+            " nested one, or tenant,number for a composite key."
             " Default: `event.document` of the pipeline that reads the topic, else doc_id.",
         ),
     ] = None,

@@ -38,13 +38,10 @@ def load(
         typer.Option(
             "--from",
             metavar="FILE|QUERY|TABLE",
-            help="File (JSON lines, CSV or Parquet); with --source-url a query or a table.",
+            help="File (JSON lines, CSV or Parquet), or with --source-url a query or a table.",
         ),
     ],
-    source_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database of the query or the table."),
-    ] = None,
+    source_url: options.SourceUrl = None,
     key: options.SourceKey = None,
     name: Annotated[
         str | None,

@@ -52,8 +52,9 @@ Debug = Annotated[
     bool, typer.Option("--debug", callback=_store_debug, help="Show tracebacks and Spark's log.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Once = Annotated[bool, typer.Option("--once", help="Do what there is to do now, then exit.")]
 Execute = Annotated[
-    bool, typer.Option("--execute", help="Apply the changes. Without it, only show the plan.")
+    bool, typer.Option("--execute", help="Apply the changes; without it, only show the plan.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 Why = Annotated[
@@ -75,7 +76,7 @@ JobNames = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]...",
-        help="Pipelines, streams and archives. Default: all.",
+        help="Pipelines, streams, KPIs and archives. Default: all.",
         autocompletion=completion.jobs,
     ),
 ]
@@ -85,6 +86,15 @@ PipelineName = Annotated[
         "--pipeline",
         metavar="NAME",
         help="Pipeline. Needed if the settings declare more than one.",
+        autocompletion=completion.pipelines,
+    ),
+]
+AnyPipeline = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline",
+        metavar="NAME",
+        help="Pipeline. Default: all.",
         autocompletion=completion.pipelines,
     ),
 ]
@@ -109,7 +119,31 @@ Partitions = Annotated[
 ]
 Reason = Annotated[
     str | None,
-    typer.Option("--reason", metavar="NAME", help="Only with this reason, e.g. TEXT_TOO_LONG."),
+    typer.Option("--reason", metavar="NAME", help="Only with this reason, such as TEXT_TOO_LONG."),
+]
+SourceUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--source-url", metavar="URL", help="URL of the source's database, for a query or a table."
+    ),
+]
+SinkUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Database of a Spark sink, in place of the settings; ${NAME} is read from the"
+        " environment.",
+    ),
+]
+RequiredSinkUrl = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Database of a Spark sink, in place of the settings; ${NAME} is read from the"
+        " environment.",
+    ),
 ]
 SourceKey = Annotated[
     str | None,

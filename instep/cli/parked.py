@@ -25,10 +25,10 @@ from instep.cli.options import (
     Reason,
     RequiredWhy,
     Since,
+    SinkUrl,
     Until,
     Why,
 )
-from instep.cli.quarantine import SinkUrl
 from instep.document import showing
 
 if TYPE_CHECKING:

@@ -35,14 +35,14 @@ def peek(
             "-o",
             "--offset",
             metavar="PLACE|RANGE",
-            help=f"Where to start in each partition: {options.PLACES}. A range: START:END.",
+            help=f"Where to start in each partition: {options.PLACES}; START:END for a range.",
         ),
     ] = None,
     partition: Partitions = None,
     key: Annotated[
         str | None,
         typer.Option(
-            help="Only records with this key. Reads only the partition of Java's hash of the key."
+            help="Only records with this key, from the partition of Java's hash of the key."
         ),
     ] = None,
     condition: Annotated[
@@ -59,9 +59,7 @@ def peek(
             "-f", "--format", metavar="FORMAT", help=r"kcat's format: '%t %p %o %k %v %T %h\n'."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("-J", "--json", help="Print JSON, one record per line as kcat does.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("-J", "--json", help="Print JSON.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")
     ] = False,
@@ -74,7 +72,8 @@ def peek(
 ) -> None:
     """Show records: the newest ten, or with --key or --filter all that match.
 
-    The command joins no group and commits nothing.
+    The command joins no group and commits nothing. With --json it prints one record per line, as
+    kcat does.
     """
     from instep.kafka import places
     from instep.kafka.admin import filters, rendering, tail

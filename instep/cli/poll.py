@@ -9,7 +9,7 @@ import typer
 
 from instep import errors, extras, settings
 from instep.cli import completion, output, resources
-from instep.cli.options import GLOBAL, AsJson, Config, Debug, MetricsPort
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, MetricsPort, Once
 
 app = typer.Typer()
 
@@ -24,19 +24,16 @@ def poll(
             autocompletion=completion.bridges,
         ),
     ] = None,
-    once: Annotated[
-        bool,
-        typer.Option(
-            "--once",
-            help="Poll every document once, then exit, with status 1 if any failed.",
-        ),
-    ] = False,
+    once: Once = False,
     metrics: MetricsPort = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Poll a query service and publish what changed."""
+    """Poll a query service and publish what changed.
+
+    With --once, poll every document once, then exit, with status 1 if any failed.
+    """
     declared = settings.load(GLOBAL.config)
     name = _only_bridge(declared) if bridge is None else bridge
     settings.bridge(declared, name)

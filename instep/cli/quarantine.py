@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     )
 
 DECISION_COLUMNS = ("DECIDED", "ACTION", "PLACE", "OUTCOME", "ACTOR", "REASON")
-
-SinkUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="Database of a Spark sink, in place of the settings file: its tables are the"
-        " pipelines. ${NAME} is read from the environment.",
-    ),
-]
 
 
 class Owners:

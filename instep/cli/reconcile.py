@@ -57,15 +57,13 @@ def reconcile(
             help="Compare with this file (JSON lines, CSV or Parquet) instead of the topic.",
         ),
     ] = None,
-    source_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Compare with a query on this database instead of the topic."
-        ),
-    ] = None,
+    source_url: options.SourceUrl = None,
     query: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="The query. Its columns are named like event fields."),
+        typer.Option(
+            metavar="SQL",
+            help="Compare with this query on --source-url, with columns named like event fields.",
+        ),
     ] = None,
     key: options.SourceKey = None,
     from_: Annotated[
@@ -110,8 +108,8 @@ def reconcile(
         typer.Option(
             "--kpi",
             metavar="NAME",
-            help="Compare the rows of this KPI with a recomputation, instead of a pipeline."
-            " With --fix, count again. Can be repeated.",
+            help="Compare the rows of this KPI with a recomputation, and count again with --fix."
+            " Can be repeated.",
             autocompletion=completion.kpis,
         ),
     ] = None,

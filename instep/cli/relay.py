@@ -17,7 +17,7 @@ import typer
 from instep import errors, settings
 from instep.cli import completion, output, resources
 from instep.cli import help as help_pages
-from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Once
 
 if TYPE_CHECKING:
     from instep.relay.session import RelayProgress
@@ -114,13 +114,14 @@ def init(
 @app.command()
 def run(
     relay: RelayName = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Publish everything in the outbox, then exit.")
-    ] = False,
+    once: Once = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Publish the rows of an outbox until stopped. A second process stands by."""
+    """Publish the rows of an outbox until stopped. A second process stands by.
+
+    With --once, publish everything in the outbox, then exit.
+    """
     from instep.relay import relay as relays
     from instep.relay import session
 

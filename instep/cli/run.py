@@ -1,4 +1,4 @@
-"""`instep run`: run pipelines, streams and KPIs."""
+"""`instep run`: run pipelines, streams, KPIs and archives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from instep import settings
 from instep.cli import options, output, resources
-from instep.cli.options import GLOBAL, Config, Debug, JobNames, Master, MetricsPort
+from instep.cli.options import GLOBAL, Config, Debug, JobNames, Master, MetricsPort, Once
 
 
 class FailOn(StrEnum):
@@ -24,9 +24,7 @@ app = typer.Typer()
 @app.command()
 def run(
     names: JobNames = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Apply everything up to the end of the log, then exit.")
-    ] = False,
+    once: Once = False,
     master: Master = None,
     metrics: MetricsPort = None,
     fail_on: Annotated[
@@ -36,7 +34,10 @@ def run(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Run pipelines, streams and KPIs until stopped."""
+    """Run pipelines, streams, KPIs and archives until stopped.
+
+    With --once, apply everything up to the end of each log, then exit.
+    """
     declared = options.with_master(settings.load(GLOBAL.config), master)
     chosen = options.select_jobs(declared, names)
     with resources.spark_files(queries=settings.any_query(declared, chosen)) as files:

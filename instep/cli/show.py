@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from instep import errors, settings
-from instep.cli import completion, options, output, resources
-from instep.cli.options import GLOBAL, AsJson, Config, Debug
+from instep.cli import options, output, resources
+from instep.cli.options import GLOBAL, AnyPipeline, AsJson, Config, Debug
 from instep.cli.quarantine import print_decisions
 from instep.document import showing
 from instep.document.showing import counted
@@ -34,15 +34,7 @@ app = typer.Typer()
 @app.command()
 def show(
     document: Annotated[str, typer.Argument(help="The document's id.")],
-    pipeline: Annotated[
-        str | None,
-        typer.Option(
-            "--pipeline",
-            metavar="NAME",
-            help="Pipeline. Default: all.",
-            autocompletion=completion.pipelines,
-        ),
-    ] = None,
+    pipeline: AnyPipeline = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,

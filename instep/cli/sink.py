@@ -10,18 +10,13 @@ import typer
 from instep import errors, settings
 from instep.cli import help as help_pages
 from instep.cli import output
-from instep.cli.options import AsJson, Config, Debug, Execute
+from instep.cli.options import AsJson, Config, Debug, Execute, RequiredSinkUrl
 
 app = help_pages.command_group("sink", "See and adopt the sinks of Spark streams.")
 
-Url = Annotated[
-    str,
-    typer.Option(metavar="URL", help="Database of the sink. ${NAME} is read from the environment."),
-]
-
 
 @app.command("list")
-def list_command(url: Url, as_json: AsJson = False, _debug: Debug = False) -> None:
+def list_command(url: RequiredSinkUrl, as_json: AsJson = False, _debug: Debug = False) -> None:
     """List the sinks of a database, with the last batch of each."""
     from instep.sinks import batches
 
@@ -46,7 +41,7 @@ def list_command(url: Url, as_json: AsJson = False, _debug: Debug = False) -> No
 @app.command()
 def adopt(
     name: Annotated[str, typer.Argument(help="The sink, as `instep sink list` shows it.")],
-    url: Url,
+    url: RequiredSinkUrl,
     execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,

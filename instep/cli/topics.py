@@ -238,7 +238,7 @@ def alter(
 def grow(
     name: TopicName,
     partitions: Annotated[
-        int, typer.Option("-p", "--partitions", min=1, help="New number of partitions.")
+        int, typer.Option("-p", "--partitions", min=1, help="Number of partitions.")
     ],
     without_guard: Annotated[
         bool,

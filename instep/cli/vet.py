@@ -29,7 +29,7 @@ def vet(
         typer.Option(
             "--pipeline",
             metavar="NAME",
-            help="Only this pipeline. Can be repeated.",
+            help="Pipeline. Can be repeated. Default: all.",
             autocompletion=completion.pipelines,
         ),
     ] = None,
@@ -38,7 +38,7 @@ def vet(
         typer.Option(
             "--relay",
             metavar="NAME",
-            help="Only this relay. Can be repeated.",
+            help="Relay. Can be repeated. Default: all.",
             autocompletion=completion.relays,
         ),
     ] = None,
@@ -47,7 +47,7 @@ def vet(
         typer.Option(
             "--stream",
             metavar="NAME",
-            help="Only this stream. Can be repeated.",
+            help="Stream. Can be repeated. Default: all.",
             autocompletion=completion.streams,
         ),
     ] = None,
@@ -55,15 +55,14 @@ def vet(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Check the snapshot in this file without contacting any server."
-            " If the file does not exist, write the snapshot to it.",
+            help="Check the snapshot in this file without any server, or write it to a new file.",
         ),
     ] = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Check cluster, publishers, pipelines, streams and databases against the guarantee."""
+    """Check publishers, pipelines, relays, streams and their servers against the guarantee."""
     # Typer also calls this function before a subcommand.
     if context.invoked_subcommand is not None:
         return

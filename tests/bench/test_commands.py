@@ -150,6 +150,7 @@ def test_a_result_cannot_control_the_terminal(home: Path) -> None:
 def test_the_help_shows_the_defaults(name: str, tmp_path: Path) -> None:
     """Read defaults from the benchmark's options, which the CLI imports only when needed."""
     text = " ".join(bench(tmp_path / "home", name, "--help").stdout.split())
+    text = text.replace("micro- batch", "micro-batch")  # wrapped at its hyphen
     options = vars(importlib.import_module(f"instep_bench.{name}"))[f"{name.capitalize()}Options"]()
     for option, default in recorded_options(options).items():
         if isinstance(default, float):

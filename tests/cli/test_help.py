@@ -1,8 +1,10 @@
-"""Test `--help`: every command is in a group, and every summary fits a line of 100 columns."""
+"""Test `--help`: commands in groups, summaries on one line, and one help text per option."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +22,54 @@ GROUPS: dict[str, Any] = {
         if hasattr(command, "commands")
     },
 }
+
+# Options that mean different things on different commands, and why they share their name.
+DIFFERENT = {
+    "--archive": "reads from an archive (replay), or compares one (reconcile)",
+    "--bootstrap": "a benchmark starts its own broker; the lab starts what a claim needs",
+    "--force": "what a topic or a file is protected against",
+    "--from": "a place in the log, or what load reads",
+    "--history": "a benchmark keeps a history, or makes one of this size",
+    "--key": "the field that becomes the key, the source's field, or a key itself",
+    "--older-than": "an age or a time for prune, the time in a status for overdue",
+    "--out": "a report, or the rows that differ",
+    "--port": "the console has one port, `up` has one per server",
+    "--rate": "load has a limit; a benchmark sets the rate",
+    "--rows": "each benchmark counts its own rows",
+    "--seconds": "each benchmark measures its own part",
+    "--source": "a file (reconcile), or a database (bench)",
+    "--target": "demo takes a URL; some benchmarks start only servers of their own",
+    "--to": "a place in the log; resets also have words of their own",
+    "--topic": "one topic, or several with their partitions",
+    "-p": "--partition, and --partitions where a topic is created or grown, as in rpk",
+}
+# Sentences that may follow the one that says what an option does.
+NOTE = re.compile(r"Default: |Can be |Needed if |Needs ")
+
+
+def parameters(command: Any, path: str = "instep") -> Iterator[tuple[str, str, str]]:
+    """Yield each command with the names and help of its options and arguments."""
+    for parameter in command.params:
+        names = parameter.opts if parameter.param_type_name == "option" else [parameter.name]
+        for name in names:
+            yield path, name, parameter.help or ""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from parameters(below, f"{path} {name}")
+
+
+def sentences(help_text: str) -> list[str]:
+    """Return the sentences of a help text, without the notes behind them."""
+    parts = re.split(r"(?<=\.) (?=[A-Z])", help_text)
+    return [part for part in parts if not NOTE.match(part)]
+
+
+def texts_of_options() -> dict[str, dict[str, list[str]]]:
+    """Return for each option its help texts, without notes, and the commands of each text."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path, name, help_text in parameters(ROOT):
+        if name.startswith("-"):
+            found[name][" ".join(sentences(help_text))].append(path)
+    return found
 
 
 def shown(name: str, columns: int) -> str:
@@ -60,3 +110,18 @@ def test_a_command_without_a_group_is_listed_too() -> None:
         ("Run", ["run"]),
         (help_pages.OTHER, ["new"]),
     ]
+
+
+def test_an_option_has_one_help_text_on_all_commands() -> None:
+    several = {name: dict(texts) for name, texts in texts_of_options().items() if len(texts) > 1}
+    assert {name: texts for name, texts in several.items() if name not in DIFFERENT} == {}
+    assert DIFFERENT.keys() - several.keys() == set(), "these have one text now"
+
+
+def test_every_help_text_is_one_sentence() -> None:
+    wrong = [
+        (path, name, help_text)
+        for path, name, help_text in parameters(ROOT)
+        if len(sentences(help_text)) != 1 or not help_text.endswith(".")
+    ]
+    assert wrong == []
