@@ -33,7 +33,7 @@ from instep_bench.latency_join import EventTiming
 from instep_bench.monitored_run import MonitoredRun
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
-from instep_bench.sender import EventSource, Leg, Sender
+from instep_bench.sender import EventSender, EventSource, Leg
 
 FIRST_EVENTS = 200  # published before the pipeline starts
 FIRST_RATE = 1_000
@@ -89,10 +89,10 @@ def run(options: BulkLoadOptions, say: Say, command: str) -> BenchResult:
         source = EventSource(servers.bootstrap, topic, options.documents)
         others = {"broker": servers.broker_pids, "database": database.pids}
         with (
-            Sender(source) as sender,
+            EventSender(source) as sender,
             MonitoredRun([declared], servers.folder, others) as monitored,
         ):
-            bench = _Bench(options, declared, sender, monitored, servers.folder, say)
+            bench = _LoadBench(options, declared, sender, monitored, servers.folder, say)
             measured = bench.measure()
         row_check.refuse_differences(declared, bench.next, options.documents, loaded=options.rows)
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
@@ -119,12 +119,12 @@ def _check(options: BulkLoadOptions) -> None:
         )
 
 
-class _Bench:
+class _LoadBench:
     def __init__(
         self,
         options: BulkLoadOptions,
         declared: bench_servers.BenchPipeline,
-        sender: Sender,
+        sender: EventSender,
         monitored: MonitoredRun,
         folder: Path,
         say: Say,

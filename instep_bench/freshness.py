@@ -18,7 +18,7 @@ from instep_bench import bench_servers, freshness_report, latency_join, machine,
 from instep_bench.monitored_run import MonitoredRun
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
-from instep_bench.sender import EventSource, Leg, Sender
+from instep_bench.sender import EventSender, EventSource, Leg
 
 FIRST_EVENTS = 200  # published before the pipeline starts
 SETTLE_S_MAX = 5.0
@@ -61,10 +61,10 @@ def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
         source = EventSource(servers.bootstrap, topic, options.documents)
         others = {"broker": servers.broker_pids, "database": database.pids}
         with (
-            Sender(source) as sender,
+            EventSender(source) as sender,
             MonitoredRun([declared], servers.folder, others) as monitored,
         ):
-            bench = _Bench(options, servers, declared, sender, monitored, say)
+            bench = _FreshnessBench(options, servers, declared, sender, monitored, say)
             measurements = bench.measure()
         row_check.refuse_differences(declared, bench.next, options.documents)
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
@@ -96,13 +96,13 @@ def _check(options: FreshnessOptions) -> None:
         )
 
 
-class _Bench:
+class _FreshnessBench:
     def __init__(
         self,
         options: FreshnessOptions,
         servers: bench_servers.BenchServers,
         declared: bench_servers.BenchPipeline,
-        sender: Sender,
+        sender: EventSender,
         monitored: MonitoredRun,
         say: Say,
     ) -> None:

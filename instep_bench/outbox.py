@@ -111,13 +111,13 @@ def run(options: OutboxOptions, say: Say, command: str) -> BenchResult:
         source = servers.database(options.source)
         topic = servers.new_topic(options.partitions)
         declared = database.declare(servers.bootstrap, topic)
-        with _Relay(servers, source.url, topic, declared.config) as relay:
+        with _MeasuredRelay(servers, source.url, topic, declared.config) as relay:
             others = {"broker": servers.broker_pids, "database": database.pids}
             with (
                 OutboxWriter(relay.outbox_source(options.documents)) as writer,
                 MonitoredRun([declared], servers.folder, others) as monitored,
             ):
-                bench = _Bench(options, servers, declared, relay, writer, monitored, say)
+                bench = _OutboxBench(options, servers, declared, relay, writer, monitored, say)
                 measured = bench.measure()
         releases = machine.releases(
             {source.label: source.url, database.label: database.url}, bootstrap=options.bootstrap
@@ -148,7 +148,7 @@ def _check(options: OutboxOptions) -> None:
         )
 
 
-class _Relay:
+class _MeasuredRelay:
     """A relay with an outbox of its own, declared in the settings file of the pipeline."""
 
     def __init__(
@@ -197,7 +197,7 @@ class _Relay:
             raise errors.InstepError(f"{progress.rows:,} of {rows:,} rows were published")
         return rows / (time.perf_counter() - began)
 
-    def __enter__(self) -> _Relay:
+    def __enter__(self) -> _MeasuredRelay:
         created = tables.prepare(self.settings, self.name)
         self._has_created = any(tables.LEASE_TABLE in statement for statement in created)
         position_topic.create(self._servers.cluster, position_topic.of_relay(self.name).topic)
@@ -208,13 +208,13 @@ class _Relay:
         tables.remove(self.settings, self.name, with_own=self._has_created)
 
 
-class _Bench:
+class _OutboxBench:
     def __init__(
         self,
         options: OutboxOptions,
         servers: bench_servers.BenchServers,
         declared: bench_servers.BenchPipeline,
-        relay: _Relay,
+        relay: _MeasuredRelay,
         writer: OutboxWriter,
         monitored: MonitoredRun,
         say: Say,

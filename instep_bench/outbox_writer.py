@@ -26,10 +26,10 @@ from instep_bench import load
 from instep_bench.latency_join import SentEvent
 from instep_bench.sender import (
     LEAD_NS,
+    EventSender,
     Leg,
     LegDone,
     LegStarted,
-    Sender,
     SenderFailed,
     due_times,
     pace,
@@ -56,7 +56,7 @@ class OutboxSource(msgspec.Struct, frozen=True):
         return 1 if self.url.startswith("sqlite") else CONNECTIONS
 
 
-class OutboxWriter(Sender):
+class OutboxWriter(EventSender):
     """The writer's process. Its events have no place in the log yet: the relay gives them one."""
 
     def __init__(self, source: OutboxSource) -> None:

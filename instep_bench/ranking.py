@@ -86,23 +86,23 @@ def _figures(key: Key, runs: Sequence[contest.ContestRun], events: int) -> Itera
             yield figure("peak memory (PSS)", "MB", [use.pss_mb for use in uses], role=role)
 
 
-class _Use(msgspec.Struct, frozen=True):
+class _Consumption(msgspec.Struct, frozen=True):
     cpu_s: float
     rss_mb: float
     pss_mb: float
 
 
-def _used(run: contest.ContestRun, role: str) -> _Use:
+def _used(run: contest.ContestRun, role: str) -> _Consumption:
     """Return the usage of one role, or of all of the contestant's own roles together.
 
     The peak of all roles is the highest sum of samples taken at the same time.
     """
     if role != TOTAL:
         use = run.usage[role]
-        return _Use(use.cpu_s, use.rss_mb, use.pss_mb)
+        return _Consumption(use.cpu_s, use.rss_mb, use.pss_mb)
     own = [use for name, use in run.usage.items() if name not in SERVERS]
     moments = list(zip(*(use.samples for use in own), strict=False))
-    return _Use(
+    return _Consumption(
         sum(use.cpu_s for use in own),
         max((sum(sample.rss_mb for sample in moment) for moment in moments), default=0.0),
         max((sum(sample.pss_mb for sample in moment) for moment in moments), default=0.0),

@@ -81,7 +81,7 @@ def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
         trips_ms: dict[Conditions, float] = {}
         for master in dict.fromkeys(point.master for point in wanted):
             own = [point for point in wanted if point.master == master]
-            with _Group(options, servers, database, master, say) as group:
+            with _MasterPoints(options, servers, database, master, say) as group:
                 measured |= group.measure(own)
                 trips_ms |= group.trips_ms
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
@@ -168,7 +168,7 @@ def events(documents: int, first: int, count: int) -> Iterator[load.LoadRecord]:
         )
 
 
-class _Site:
+class _PointSetup:
     """A point's topic and table."""
 
     def __init__(
@@ -221,7 +221,7 @@ class _Site:
             backlog_writer.refuse_difference(sink, self._version, self.point.documents, self._next)
 
 
-class _Group:
+class _MasterPoints:
     """The points of one master, in one Spark session. Their rounds are interleaved."""
 
     def __init__(
@@ -244,7 +244,7 @@ class _Group:
         self._cluster: SparkCluster | None = None
         self.trips_ms: dict[Conditions, float] = {}
 
-    def __enter__(self) -> _Group:
+    def __enter__(self) -> _MasterPoints:
         self._folder.mkdir()
         self._program = contestant_program.ContestantProgram(
             "instep_bench.host", self._folder / "host"
@@ -284,11 +284,11 @@ class _Group:
             site.refuse_difference()
         return measured
 
-    def _site(self, point: Conditions) -> _Site:
+    def _site(self, point: Conditions) -> _PointSetup:
         spark = settings.Spark(master=self._master)
         if self._cluster:
             spark = settings.Spark(master=self._cluster.url, conf=CONF)
-        site = _Site(
+        site = _PointSetup(
             point,
             self._servers,
             self._database,
@@ -312,7 +312,7 @@ class _Group:
         proxy.inject(NetworkFault(delay_s=point.delay_ms / 1000))
         return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
 
-    def _apply(self, site: _Site, count: int) -> ScaleRound:
+    def _apply(self, site: _PointSetup, count: int) -> ScaleRound:
         """Apply the published events; the time counts from the order to the last commit."""
         others = {"broker": self._servers.broker_pids, "database": self._database.pids}
         if self._cluster:

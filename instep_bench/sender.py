@@ -108,7 +108,7 @@ def pace(
 # --- in the benchmark's process -------------------------------------------------------------------
 
 
-class Sender:
+class EventSender:
     """The sender's process. It ends with the block, and with the process that started it."""
 
     def __init__(self, source: EventSource) -> None:

@@ -22,7 +22,7 @@ from instep_bench.latency_join import EventTiming, SentEvent
 from instep_bench.monitored_run import START_PATIENCE_S, MonitoredRun
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
-from instep_bench.sender import EventSource, Leg, Sender
+from instep_bench.sender import EventSender, EventSource, Leg
 
 FIRST_EVENTS = 100  # for each pipeline before its run starts
 FIRST_RATE = 1_000
@@ -66,7 +66,7 @@ def run(options: SharingOptions, say: Say, command: str) -> BenchResult:
                 _Steady(
                     declared,
                     stack.enter_context(
-                        Sender(
+                        EventSender(
                             EventSource(
                                 servers.bootstrap, declared.pipeline.topic, options.documents
                             )
@@ -76,7 +76,9 @@ def run(options: SharingOptions, say: Say, command: str) -> BenchResult:
                 for declared in others
             ]
             measured_pids = {"broker": servers.broker_pids, "database": database.pids}
-            measurements = _Bench(options, servers, backlog, steady, measured_pids, say).measure()
+            measurements = _SharingBench(
+                options, servers, backlog, steady, measured_pids, say
+            ).measure()
         row_check.refuse_differences(backlog, options.backlog, options.documents)
         for one in steady:
             row_check.refuse_differences(one.declared, one.next, options.documents)
@@ -117,7 +119,7 @@ def _check(options: SharingOptions) -> None:
 class _Steady:
     """A pipeline with an even rate, and its sender."""
 
-    def __init__(self, declared: bench_servers.BenchPipeline, sender: Sender) -> None:
+    def __init__(self, declared: bench_servers.BenchPipeline, sender: EventSender) -> None:
         self.declared, self.sender = declared, sender
         self.next = 0  # the number of the next event
 
@@ -130,7 +132,7 @@ class _Steady:
         return sent
 
 
-class _Bench:
+class _SharingBench:
     def __init__(
         self,
         options: SharingOptions,

@@ -78,11 +78,11 @@ def compare(
     found = table.require(name, locate(archive.path))
     topic = checks.describe(cluster, name, archive.topic, found)
     checks.refuse_replaced(name, topic, found)
-    comparison = _Comparison(cluster, topic, found, progress)
+    comparison = _ArchiveComparison(cluster, topic, found, progress)
     return comparison.report(name)
 
 
-class _Comparison:
+class _ArchiveComparison:
     """The counts of a comparison, partition by partition."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from instep import settings
-from instep.bridge.failures import AskFailed, FailureCode
+from instep.bridge.failures import FailureCode, PollFailed
 from instep.document.event import StatusEvent
 
 MISSING = msgspec.UNSET
@@ -69,7 +69,7 @@ def content(tree: Any, bridge: settings.Bridge) -> Content:
         status = str(status)
     if not isinstance(status, str):
         problem = "has nothing" if status is MISSING else "has neither text nor an integer"
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.STATUS_MISSING,
             f"the answer {problem} at {bridge.status!r}, the path `status`",
         )
@@ -94,7 +94,7 @@ def _version(value: Any, bridge: settings.Bridge) -> int:
     if isinstance(value, str) and INTEGER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > VERSION_MAX:
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.VERSION_WRONG,
             f"the answer has no integer at {bridge.version!r}, the path `version`",
         )
@@ -111,6 +111,6 @@ def _time(value: Any, bridge: settings.Bridge) -> datetime | None:
         at: datetime = msgspec.convert(value, datetime)
         return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.TIME_WRONG, f"the answer has no time at {bridge.at!r}, the path `at`"
         ) from error

@@ -88,7 +88,7 @@ RETRIED = frozenset(
 )
 
 
-class AskFailed(Exception):
+class PollFailed(Exception):
     """A document could not be polled, or its response cannot be used."""
 
     def __init__(
@@ -111,14 +111,14 @@ class AskFailed(Exception):
 def page(code: FailureCode) -> str:
     """Return the page of a code, which `instep explain` prints and the site contains."""
     behaviour = (
-        "The document is not published, and is asked again later, less often each time. Other"
+        "The document is not published, and is polled again later, less often each time. Other"
         " documents are not affected."
     )
     if code in RETRIED:
         behaviour = (
-            "The bridge asks up to four times, with a growing pause. If this happens several times"
-            " in a row, all requests pause, for up to a minute, until the source answers again. A"
-            " document that still fails is not published, and is asked again later."
+            "The bridge sends up to four requests, with a growing pause. If this happens several"
+            " times in a row, all requests pause, for up to a minute, until the source answers"
+            " again. A document that still fails is not published, and is polled again later."
         )
     remedy = REMEDIES[code]
     return (

@@ -21,7 +21,7 @@ import msgspec
 
 import instep
 from instep import bridge_urls, errors, settings
-from instep.bridge.failures import AskFailed, FailureCode
+from instep.bridge.failures import FailureCode, PollFailed
 from instep.bridge.pacing import PAUSE_S, Pacer
 from instep.bridge.progress import PollCounts
 
@@ -62,13 +62,13 @@ class Answer(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise AskFailed(
+            raise PollFailed(
                 FailureCode.ANSWER_NOT_JSON, f"the answer is not JSON ({error})"
             ) from error
 
 
 class HttpClient:
-    """Asks the servers that the settings name."""
+    """Sends requests to the servers that the settings name."""
 
     def __init__(self, bridge: settings.Bridge, pacer: Pacer, counts: PollCounts) -> None:
         self._timeout_s = bridge.timeout_s
@@ -97,25 +97,25 @@ class HttpClient:
     async def get(
         self, url: str, headers: Mapping[str, str], validators: Validators = NONE
     ) -> Answer:
-        """Ask for a URL, and follow redirects within its origin."""
+        """Request a URL, and follow redirects within its origin."""
         sent = {**headers, **validators.headers()}
         for _ in range(REDIRECTS_MAX + 1):
             started = await self._pacer.slot()
             self._counts.requests += 1
             try:
                 answer, location = await self._one(url, sent)
-            except AskFailed as failure:
+            except PollFailed as failure:
                 self._pace(failure, started)
                 raise
             self._pacer.succeeded()
             if location is None:
                 return answer
             url = linked(url, location)
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.REDIRECT_REFUSED, f"the source redirects more than {REDIRECTS_MAX} times"
         )
 
-    def _pace(self, failure: AskFailed, started: float) -> None:
+    def _pace(self, failure: PollFailed, started: float) -> None:
         if failure.retry_after_s is not None:
             self._pacer.pause(failure.retry_after_s)
         if failure.is_retried:
@@ -138,11 +138,11 @@ class HttpClient:
                 body = await self._body(response)
                 return _answer(response, body, url), None
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise AskFailed(
+            raise PollFailed(
                 FailureCode.TIMEOUT, f"no complete answer within {self._timeout_s:g} s"
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise AskFailed(
+            raise PollFailed(
                 FailureCode.UNREACHABLE,
                 f"{bridge_urls.origin(url)} does not answer correctly"
                 f" ({type(error).__name__}: {' '.join(str(error).split())[:200] or 'no details'})",
@@ -153,7 +153,7 @@ class HttpClient:
         async for part in _decompressed(response, self._bytes_max + 1):
             size += len(part)
             if size > self._bytes_max:
-                raise AskFailed(
+                raise PollFailed(
                     FailureCode.BODY_TOO_LARGE,
                     f"the answer has more than {self._bytes_max:,} bytes",
                 )
@@ -168,13 +168,13 @@ def linked(url: str, location: str) -> str:
     try:
         there = here.join(location)
     except (httpx.InvalidURL, ValueError):
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.REDIRECT_REFUSED, "the source names an address that is not a URL"
         ) from None
     # The new address may contain a secret of its own, so only its origin is shown.
     if _server(there) != _server(here) or there.userinfo:
         scheme, host, port = _server(there)
-        raise AskFailed(
+        raise PollFailed(
             FailureCode.REDIRECT_REFUSED,
             f"{here.scheme}://{here.netloc.decode()} redirects to"
             f" {scheme}://{host.decode()}:{port}, which is a different server: no request was sent"
@@ -210,14 +210,14 @@ def _refuse_failure(response: httpx.Response) -> None:
     wait_s = retry_after(response.headers.get("retry-after"), datetime.now(UTC))
     if code in (408, 425, 429):
         wait_s = PAUSE_S if wait_s is None and code == 429 else wait_s
-        raise AskFailed(FailureCode.BUSY, text, retry_after_s=wait_s)
+        raise PollFailed(FailureCode.BUSY, text, retry_after_s=wait_s)
     if code >= 500:
-        raise AskFailed(FailureCode.SERVER_ERROR, text, retry_after_s=wait_s)
+        raise PollFailed(FailureCode.SERVER_ERROR, text, retry_after_s=wait_s)
     if code in (401, 407):
-        raise AskFailed(FailureCode.LOGIN_REFUSED, text)
+        raise PollFailed(FailureCode.LOGIN_REFUSED, text)
     if code == 403:
-        raise AskFailed(FailureCode.FORBIDDEN, text)
-    raise AskFailed(FailureCode.UNEXPECTED, text)
+        raise PollFailed(FailureCode.FORBIDDEN, text)
+    raise PollFailed(FailureCode.UNEXPECTED, text)
 
 
 def _answer(response: httpx.Response, body: bytes, url: str) -> Answer:
@@ -240,7 +240,9 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
     """Yield the body. A small part of a compressed one may be huge: take no more than `limit`."""
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", *COMPRESSED):
-        raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"the answer has the encoding {coding[:40]!r}")
+        raise PollFailed(
+            FailureCode.ANSWER_NOT_JSON, f"the answer has the encoding {coding[:40]!r}"
+        )
     decompressor = zlib.decompressobj(ANY_COMPRESSION) if coding in COMPRESSED else None
     async for part in response.aiter_raw():
         if decompressor is None:
@@ -249,13 +251,13 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
         try:
             yield decompressor.decompress(part, limit)
         except zlib.error as error:
-            raise AskFailed(
+            raise PollFailed(
                 FailureCode.ANSWER_NOT_JSON, "the compressed answer is damaged"
             ) from error
         if decompressor.unconsumed_tail:
             yield bytes(limit)  # there is more than the limit allows
     if decompressor is not None and not decompressor.eof and response.status_code == 200:
-        raise AskFailed(FailureCode.ANSWER_NOT_JSON, "the compressed answer ends too early")
+        raise PollFailed(FailureCode.ANSWER_NOT_JSON, "the compressed answer ends too early")
 
 
 def _trust(bridge: settings.Bridge) -> ssl.SSLContext | bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from instep import bridge_urls, errors, settings
 from instep.bridge import extraction
-from instep.bridge.failures import AskFailed, FailureCode
+from instep.bridge.failures import FailureCode, PollFailed
 from instep.bridge.http_client import Answer, HttpClient, headers_for, linked
 from instep.document import event
 from instep.sinks import source_query
@@ -153,7 +153,7 @@ class ListSource:
             if answer.code in (404, 410) and self._listed.page_parameter and not is_first:
                 return  # some servers have no empty page behind the last one
             if answer.code != 200:
-                raise AskFailed(
+                raise PollFailed(
                     FailureCode.UNEXPECTED, f"the list of ids answers HTTP {answer.code}"
                 )
             tree = answer.json()
@@ -187,7 +187,7 @@ class ListSource:
             where = "is not a list"
             if self._listed.items is not None:
                 where = f"has no list at {self._listed.items!r}, the path `items`"
-            raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"a page of the list of ids {where}")
+            raise PollFailed(FailureCode.ANSWER_NOT_JSON, f"a page of the list of ids {where}")
         return [
             extraction.find(item, self._listed.id) if isinstance(item, dict) else item
             for item in items
@@ -207,11 +207,11 @@ class ListSource:
         if listed.next_parameter:
             value = extraction.document_id(following)
             if value is None:
-                raise AskFailed(
+                raise PollFailed(
                     FailureCode.ANSWER_NOT_JSON,
                     f"a page has neither text nor a number at {listed.next!r}",
                 )
             return bridge_urls.with_parameter(listed.url, listed.next_parameter, value)
         if not isinstance(following, str):
-            raise AskFailed(FailureCode.ANSWER_NOT_JSON, f"a page has no link at {listed.next!r}")
+            raise PollFailed(FailureCode.ANSWER_NOT_JSON, f"a page has no link at {listed.next!r}")
         return linked(answer.url, following)

@@ -29,7 +29,7 @@ from instep import bridge_urls, errors, settings
 from instep.bridge import delivery, extraction, id_sources, schedule
 from instep.bridge.delivery import AnyPublisher
 from instep.bridge.extraction import Content
-from instep.bridge.failures import REMEDIES, AskFailed, FailureCode
+from instep.bridge.failures import REMEDIES, FailureCode, PollFailed
 from instep.bridge.http_client import Answer, HttpClient, Validators
 from instep.bridge.metrics import BridgeMetrics
 from instep.bridge.pacing import Pacer
@@ -191,7 +191,7 @@ class BridgePoller:
             asyncio.create_task(self._guarded(self._report_forever())),
         ]
         try:
-            await self._unless_stopped(self._ask_all())
+            await self._unless_stopped(self._poll_all())
         finally:
             for task in (*helpers, *self._tasks):
                 task.cancel()
@@ -247,7 +247,7 @@ class BridgePoller:
                 await self._list()
             except errors.StateUnusable:
                 raise
-            except (AskFailed, errors.InstepError) as error:
+            except (PollFailed, errors.InstepError) as error:
                 failures += 1
                 self._judge_list_failure(error, failures)
                 wait_s = schedule.retry_delay(failures, self._chance())
@@ -268,7 +268,7 @@ class BridgePoller:
                 )
                 repeated = 0 if added or not page.ids else repeated + 1
                 if repeated >= REPEATED_PAGES_MAX and page.next_page is not None:
-                    raise AskFailed(
+                    raise PollFailed(
                         FailureCode.UNEXPECTED, "the pages of the list of ids repeat themselves"
                     )
                 for refused in page.refused:
@@ -280,7 +280,7 @@ class BridgePoller:
 
     def _judge_list_failure(self, error: Exception, failures: int) -> None:
         is_retried = isinstance(error, errors.Unreachable | errors.Transient)
-        if isinstance(error, AskFailed):
+        if isinstance(error, PollFailed):
             is_retried = error.is_retried
         # A wrong setting stays wrong. A bridge that knows documents keeps polling them meanwhile.
         is_needed = self._once or not self.counts.documents
@@ -294,7 +294,7 @@ class BridgePoller:
 
     # --- documents -------------------------------------------------------------------------------
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         slots = asyncio.Semaphore(self.bridge.concurrency)
         while True:
             await slots.acquire()
@@ -344,11 +344,11 @@ class BridgePoller:
         return bool(found)
 
     async def _handle(self, row: PolledDocument) -> None:
-        """Ask a document, and publish what changed."""
+        """Poll a document, and publish what changed."""
         try:
-            answer = await self._ask(row)
+            answer = await self._poll(row)
             await self._judge(row, answer)
-        except AskFailed as failure:
+        except PollFailed as failure:
             await self._failed(row, failure)
         else:
             self._attempts.pop(row.id, None)
@@ -359,16 +359,16 @@ class BridgePoller:
         self.counts.polled += 1
         self._wake.set()
 
-    async def _ask(self, row: PolledDocument) -> Answer:
+    async def _poll(self, row: PolledDocument) -> Answer:
         try:
             url = bridge_urls.document_url(self.bridge.url, row.id)
         except bridge_urls.Unescapable as error:
-            raise AskFailed(FailureCode.ID_REFUSED, str(error)) from error
+            raise PollFailed(FailureCode.ID_REFUSED, str(error)) from error
         # A change that may be published must be compared with a complete answer.
         known = Validators() if row.pending_digest else Validators(row.etag, row.modified)
         answer = await self._client.get(url, self.bridge.headers, known)
         if answer.code == 304 and known == Validators():
-            raise AskFailed(
+            raise PollFailed(
                 FailureCode.UNEXPECTED, "the source answers HTTP 304 to an unconditional request"
             )
         return answer
@@ -468,12 +468,12 @@ class BridgePoller:
                 # the publisher cannot continue.
                 self._publisher.send(event, on_delivery=on_delivery)
             except errors.SettingsError as error:
-                raise AskFailed(FailureCode.UNEXPECTED, error.what) from error
+                raise PollFailed(FailureCode.UNEXPECTED, error.what) from error
 
         try:
             await delivery.acknowledged(send)
         except errors.Undelivered as error:
-            raise AskFailed(FailureCode.UNDELIVERED, error.what) from error
+            raise PollFailed(FailureCode.UNDELIVERED, error.what) from error
         self.counts.published += 1
         self.counts.deleted += content is None
         # A delete has no version of its own: the next one must still be higher than the last.
@@ -509,7 +509,7 @@ class BridgePoller:
             state=DROPPED if row.state == LEAVING else row.state,
         )
 
-    async def _failed(self, row: PolledDocument, failure: AskFailed) -> None:
+    async def _failed(self, row: PolledDocument, failure: PollFailed) -> None:
         """Retry a document soon, or report it and poll it later."""
         attempt = self._attempts.get(row.id, 0) + 1
         if self._once and self._pacer.pauses >= GIVE_UP_PAUSES:
@@ -563,7 +563,7 @@ def _as_error(error: Exception) -> errors.InstepError:
     """Return a failure that ends the bridge as an error with a remedy."""
     if isinstance(error, errors.InstepError):
         return error
-    if not isinstance(error, AskFailed):
+    if not isinstance(error, PollFailed):
         return errors.InstepError(f"unexpected error: {error}")
     kind: type[errors.InstepError] = errors.SettingsError
     if error.code is FailureCode.LOGIN_REFUSED:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from instep import masking, terminal
-from instep.bridge.failures import AskFailed, FailureCode
+from instep.bridge.failures import FailureCode, PollFailed
 from instep.document.showing import plain
 from instep.terminal import Tone
 
@@ -110,7 +110,7 @@ class PollReporter:
             f" ({counts.final:,} final){left}, {summary(counts)}{waiting}"
         )
 
-    def failed(self, document: str, failure: AskFailed) -> None:
+    def failed(self, document: str, failure: PollFailed) -> None:
         """Count a failure of a document and print it, unless there are too many."""
         self.failures[failure.code.value] += 1
         if len(self.examples) < EXAMPLES_MAX:

@@ -65,7 +65,7 @@ def demo(
 
     results = story.new_folder(folder)
     try:
-        with stage.Stage(sys.stderr) as shown:
+        with stage.DemoTerminal(sys.stderr) as shown:
             result, samples = story.run(
                 target_url=target, documents=documents, folder=results.absolute(), stage=shown
             )

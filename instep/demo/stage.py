@@ -38,7 +38,7 @@ class ProgressSample(msgspec.Struct, frozen=True):
         return min(1.0, self.applied / self.records)
 
 
-class Stage:
+class DemoTerminal:
     """Writes to a stream; restores the terminal however the demo ends."""
 
     def __init__(self, stream: TextIO) -> None:

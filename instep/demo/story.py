@@ -27,7 +27,7 @@ from instep.demo import polling
 from instep.demo.contract_system import Contracts
 from instep.demo.naive_loop import NaiveLoop
 from instep.demo.pipeline_process import PipelineProcess
-from instep.demo.stage import ProgressSample, Stage, positions
+from instep.demo.stage import DemoTerminal, ProgressSample, positions
 from instep.emit import Publisher
 from instep.kafka.connection import Cluster
 from instep.local import broker, class_archives
@@ -123,7 +123,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 def run(
-    *, target_url: str | None, documents: int, folder: Path, stage: Stage
+    *, target_url: str | None, documents: int, folder: Path, stage: DemoTerminal
 ) -> tuple[DemoResult, list[ProgressSample]]:
     """Run the demo, keep its files in this folder, and return its result and progress samples.
 
@@ -169,7 +169,7 @@ def prepared(
 
 class _Story:
     def __init__(
-        self, system: Contracts, kafka: broker.LocalCluster, folder: Path, stage: Stage
+        self, system: Contracts, kafka: broker.LocalCluster, folder: Path, stage: DemoTerminal
     ) -> None:
         self.system, self.kafka, self.stage, self.say = system, kafka, stage, stage.say
         self.documents = system.documents
@@ -210,7 +210,7 @@ class _Story:
         poller = polling.Poller(service.port, self.documents)
         poller.start()
         stack.callback(poller.stop)
-        meter = stack.enter_context(_Meter(self, poller))
+        meter = stack.enter_context(_PollingMeter(self, poller))
         self.say(f"polling in the background: one call of {polling.CALL_S:g} s per document")
         self.say("starting the pipeline")
         sink = stack.enter_context(system.sink())
@@ -432,7 +432,7 @@ class _OutageStart:
         return time.monotonic() - self._since
 
 
-class _Meter(threading.Thread):
+class _PollingMeter(threading.Thread):
     """Samples the ledger and the poller a few times a second, for the bars and the page."""
 
     def __init__(self, story: _Story, poller: polling.Poller) -> None:
@@ -471,7 +471,7 @@ class _Meter(threading.Thread):
         self._stopped.set()
         self.join()
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> _PollingMeter:
         self.start()
         return self
 

@@ -88,7 +88,7 @@ def due_at(age: StatusAge, limits: Mapping[str, timedelta]) -> datetime | None:
         return LATEST
 
 
-class OverdueTally:
+class OverdueCounter:
     """Counts overdue documents, and keeps those that will be overdue next.
 
     It takes all documents of a scan, and between two scans those that are confirmed overdue.

@@ -27,7 +27,7 @@ from instep.document.decoding import Record
 from instep.document.outcome import Outcome
 
 LATENCIES_KEPT = 10_000
-TURN_MAX_S = 0.02  # a sender waits no longer for the reporter's turn
+HOLD_MAX_S = 0.02  # the reporter holds a sender no longer than this
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # states of a future in concurrent.futures
 
 log = logging.getLogger("instep.emit")
@@ -170,7 +170,7 @@ class DeliveryCounter:
         self._space_awaited = -1  # at this number of open records, there is somebody to wake
         self._sent = 0
         self._withdrawn = 0
-        self._is_turn = False  # the reporter settles receipts, and senders wait for the gate
+        self._holds_senders = False  # the reporter settles receipts, and senders wait for the gate
         self._gate = threading.Lock()
         # Released when somebody begins to wait. A lock, because unlike an event it may be released
         # by a signal handler that interrupts another release.
@@ -186,8 +186,8 @@ class DeliveryCounter:
         self, on_delivery: OnDelivery | None = None, follow: Follow | None = None, size: int = 0
     ) -> Receipt:
         """Return a receipt for a record that is about to be sent."""
-        if self._is_turn:
-            self._wait_for_turn()
+        if self._holds_senders:
+            self._wait_for_gate()
         with self._lock:
             self._sent = number = self._sent + 1
             self._open[number] = receipt = Receipt(self, number, size)
@@ -240,7 +240,7 @@ class DeliveryCounter:
             self._close(receipt)
 
     @contextlib.contextmanager
-    def turn(self) -> Generator[None, None, None]:
+    def hold_senders(self) -> Generator[None, None, None]:
         """Let the reporter settle many receipts while senders wait to begin a record.
 
         If a sender and the reporter both run, they pass Python's lock (the GIL) to each other for
@@ -249,21 +249,21 @@ class DeliveryCounter:
         if not self._gate.acquire(blocking=False):
             yield
             return
-        self._is_turn = True
+        self._holds_senders = True
         try:
             yield
         finally:
-            self._is_turn = False
+            self._holds_senders = False
             self._gate.release()
 
-    def _wait_for_turn(self) -> None:
-        """Wait until the turn ends, but not long: a callback may wait for this thread."""
+    def _wait_for_gate(self) -> None:
+        """Wait until senders may go on, but not long: a callback may wait for this thread."""
         if threading.get_ident() == self.reporter:
             return
-        if self._gate.acquire(timeout=TURN_MAX_S):
+        if self._gate.acquire(timeout=HOLD_MAX_S):
             self._gate.release()
         else:
-            self._is_turn = False
+            self._holds_senders = False
 
     def pause(self, timeout_s: float) -> None:
         """Wait until the timeout, or until somebody begins to wait for records."""
@@ -403,7 +403,7 @@ class DeliveryCounter:
         """
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._gate, self._is_turn = threading.Lock(), False
+        self._gate, self._holds_senders = threading.Lock(), False
         self._for_space.clear()
         self._for_marks.clear()
         for receipt in self._open.values():

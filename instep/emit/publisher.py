@@ -388,7 +388,7 @@ class Publisher:
             polled_at = self._counter.mark
             if is_busy:
                 self._counter.pause(TURN_PAUSE_S)
-                with self._counter.turn():
+                with self._counter.hold_senders():
                     self._poll(0)
             else:
                 self._poll()

@@ -127,7 +127,7 @@ class RecordWriter:
         """Fence older writers of this position, and end their open transactions."""
         if self._is_transactional:
             for producer in self._producers:
-                self._insist(producer.init_transactions)
+                self._retry(producer.init_transactions)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -162,7 +162,7 @@ class RecordWriter:
         if self._is_transactional:
             self._add_position(position)
             confirm()
-            self._insist(self._producer.commit_transaction)
+            self._retry(self._producer.commit_transaction)
             self._is_begun = False
         else:
             self.settle()
@@ -227,7 +227,7 @@ class RecordWriter:
         if error is not None:
             self._failed = self._failed or error
 
-    def _insist(self, call: Callable[[float], None]) -> None:
+    def _retry(self, call: Callable[[float], None]) -> None:
         """Repeat a call while its error is temporary."""
         refused_since = time.monotonic()
         while True:

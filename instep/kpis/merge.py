@@ -101,21 +101,21 @@ class KpiMerge:
             stored = self._stored(store)
             fresh = {p: self._fresh(ledger[p], some) for p, some in read_by_partition.items()}
             self._at(3)
-            tally = _Tally(self._kpi.rules, stored.clocks)
+            counts = _BatchCounts(self._kpi.rules, stored.clocks)
             for partition, some in fresh.items():
-                tally.take(partition, some)
+                counts.take(partition, some)
             self._at(4)
-            remembered = store.events(tally.documents)
+            remembered = store.events(counts.documents)
             self._at(5)
-            added, documents = tally.count(remembered)
+            added, documents = counts.count(remembered)
             self._at(6)
             store.replace_documents(documents)
             self._write_rows(sink, store, added, stage_first)
-            self._forget(store, tally.clocks)
-            store.set_clocks(tally.clocks)
+            self._forget(store, counts.clocks)
+            store.set_clocks(counts.clocks)
             self._at(7)
             same_topic()
-            moves, outcomes = self._moves(ledger, fresh, tally)
+            moves, outcomes = self._moves(ledger, fresh, counts)
             sink.ledger.advance(moves)
             self._at(8)
         self.positions |= {after.partition: after.next_offset for _, after in moves}
@@ -186,14 +186,14 @@ class KpiMerge:
         self,
         ledger: Mapping[int, Position],
         fresh: Mapping[int, Sequence[ReadRecords]],
-        tally: _Tally,
+        counts: _BatchCounts,
     ) -> tuple[list[tuple[Position, Position]], dict[int, BatchOutcome]]:
         """Return how the ledger advances, and what became of the records."""
         moves, outcomes, now = [], {}, datetime.now(UTC)
         for partition, reads in fresh.items():
             if not reads:
                 continue
-            before, outcome = ledger[partition], tally.outcome(partition, reads)
+            before, outcome = ledger[partition], counts.outcome(partition, reads)
             totals = {
                 name: before.totals.get(name, 0) + count for name, count in outcome.totals.items()
             }
@@ -212,7 +212,7 @@ class KpiMerge:
         self._probe(ProbeEvent(self._kpi.name, step))
 
 
-class _Tally:
+class _BatchCounts:
     """The events of a micro-batch, by document."""
 
     def __init__(self, rules: KpiRules, clocks: Mapping[int, int]) -> None:

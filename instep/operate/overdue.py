@@ -13,7 +13,7 @@ import msgspec
 
 from instep import errors, settings
 from instep.document import due
-from instep.document.due import OverdueCount, OverdueTally, StatusAge
+from instep.document.due import OverdueCount, OverdueCounter, StatusAge
 from instep.operate.status import RunStatus, run_status
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.sinks import ledger_reader, status_ages
@@ -64,11 +64,11 @@ def read(
     limits = _limits(session.name, pipeline, status)
     with session.read() as sink:
         now = status_ages.clock(sink)
-        tally = OverdueTally(limits, now, timedelta(0), 0)
-        found = _overdue(sink, limits, now, older_than, tally)
+        counter = OverdueCounter(limits, now, timedelta(0), 0)
+        found = _overdue(sink, limits, now, older_than, counter)
         documents = [_document(age, at, now) for at, age in _first(found, limit)]
         documents = _with_parked(sink, documents)
-    summary = tally.summary(now)
+    summary = counter.summary(now)
     run, clock = ledger_reader.latest_run(session.name, pipeline)
     return OverdueList(
         session.name,
@@ -104,12 +104,12 @@ def _overdue(
     limits: dict[str, timedelta],
     now: datetime,
     older_than: timedelta,
-    tally: OverdueTally,
+    counter: OverdueCounter,
 ) -> Iterator[tuple[datetime, StatusAge]]:
     """Yield the overdue documents with the time at which each was due, and count them."""
     for page in status_ages.pages(sink, limits):
         ages = [age for age in page if age.since is None or now - age.since >= older_than]
-        tally.add(ages, now)
+        counter.add(ages, now)
         for age in ages:
             at = due.due_at(age, limits)
             if at is not None and at <= now:

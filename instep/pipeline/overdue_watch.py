@@ -17,13 +17,13 @@ from datetime import datetime, timedelta
 
 from instep import settings, sinks
 from instep.document import due
-from instep.document.due import OverdueSummary, OverdueTally
+from instep.document.due import OverdueCounter, OverdueSummary
 from instep.pipeline.progress import Progress
 from instep.sinks import inspection, status_ages
 from instep.sinks.sink import Sink
 
 ALARM = "overdue documents"  # among the alarms of the progress
-LOOK_INTERVAL_S = 5.0
+REFRESH_INTERVAL_S = 5.0
 START_PAUSE_S = 5.0  # a run that has just started applies its backlog first
 FAILURE_PAUSE_S = 5.0
 END_PATIENCE_S = 2.0
@@ -50,7 +50,7 @@ class OverdueWatch:
         self._ended = threading.Event()
         self._sink: Sink | None = None
         self._sink_epoch = 0
-        self._tally: OverdueTally | None = None
+        self._counter: OverdueCounter | None = None
         self._horizon = HORIZON_FIRST
         self._scan_at = 0.0  # by the monotonic clock
 
@@ -65,44 +65,44 @@ class OverdueWatch:
         if self._thread.ident:
             self._thread.join(END_PATIENCE_S)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Find what is overdue now."""
         sink = self._opened()
         with sink.translated():
             now = status_ages.clock(sink)
-        tally = self._tally
-        if tally is None or time.monotonic() >= self._scan_at or now >= tally.covered_until:
-            tally = self._scan(sink, now)
-        elif documents := tally.take_due(now):
-            tally.add(status_ages.among(sink, self._limits, documents), now)
-        self._publish(tally.summary(now))
+        counter = self._counter
+        if counter is None or time.monotonic() >= self._scan_at or now >= counter.covered_until:
+            counter = self._scan(sink, now)
+        elif documents := counter.take_due(now):
+            counter.add(status_ages.among(sink, self._limits, documents), now)
+        self._publish(counter.summary(now))
 
     # --- parts ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = START_PAUSE_S
         while not self._ended.wait(pause_s):
-            pause_s = LOOK_INTERVAL_S
+            pause_s = REFRESH_INTERVAL_S
             if self._epoch():
                 try:
-                    self.look()
+                    self.refresh()
                 except Exception:  # noqa: BLE001 - the pipeline itself reports database errors
                     pause_s = FAILURE_PAUSE_S
                     self._close()
         self._close()
 
-    def _scan(self, sink: Sink, now: datetime) -> OverdueTally:
+    def _scan(self, sink: Sink, now: datetime) -> OverdueCounter:
         began = time.monotonic()
-        tally = OverdueTally(self._limits, now, self._horizon, KEPT_MAX)
+        counter = OverdueCounter(self._limits, now, self._horizon, KEPT_MAX)
         for page in status_ages.pages(sink, self._limits):
-            tally.add(page, now)
+            counter.add(page, now)
             if self._ended.is_set():
                 break
         ended = time.monotonic()
-        pause_s = max(LOOK_INTERVAL_S, SCAN_SHARE * (ended - began))
-        self._scan_at, self._tally = ended + pause_s, tally
+        pause_s = max(REFRESH_INTERVAL_S, SCAN_SHARE * (ended - began))
+        self._scan_at, self._counter = ended + pause_s, counter
         self._horizon = max(HORIZON_MIN, timedelta(seconds=2 * pause_s))
-        return tally
+        return counter
 
     def _publish(self, summary: OverdueSummary) -> None:
         self._progress.overdue = summary
@@ -124,7 +124,7 @@ class OverdueWatch:
         return self._sink
 
     def _close(self) -> None:
-        sink, self._sink, self._tally = self._sink, None, None
+        sink, self._sink, self._counter = self._sink, None, None
         if sink is not None:
             with contextlib.suppress(Exception):
                 sink.close()

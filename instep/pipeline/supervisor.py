@@ -64,16 +64,16 @@ def run(
     opened = session.Session(spark, files, verbose=verbose)
     try:
         with stop.signals():
-            pool = _Pool(opened, groups)
+            shared = _SharedSession(opened, groups)
             stop.started()
             try:
                 context = RunContext(opened, cluster, once, users)
                 for group in groups:
                     jobs += group.open(context)
-                _work(pool, jobs, stop, server, observe(jobs))
+                _work(shared, jobs, stop, server, observe(jobs))
             finally:
                 with _deadline(stop, END_WITHIN_S):
-                    pool.close()
+                    shared.close()
                     opened.stop()
     finally:
         if server:
@@ -126,7 +126,7 @@ class _Metrics(Collector):
             yield from collector.collect()
 
 
-class _Pool:
+class _SharedSession:
     """The current Spark session and the groups that use it."""
 
     def __init__(self, opened: session.Session, groups: Sequence[JobGroup]) -> None:
@@ -154,7 +154,7 @@ class _Pool:
 
 
 def _work(
-    pool: _Pool,
+    shared: _SharedSession,
     jobs: Sequence[Job],
     stop: Stop,
     server: MetricsServer | None,
@@ -162,22 +162,22 @@ def _work(
 ) -> None:
     if server:
         reporter.say(f"metrics at {server.address}")
-    pool.tick()
+    shared.tick()
     for job in jobs:
         job.start()
     try:
         while not stop.wait(TICK_INTERVAL_S) and any(
             job.state is not RunnerState.ENDED for job in jobs
         ):
-            if pool.opened.is_lost():
+            if shared.opened.is_lost():
                 reporter.say(
-                    f"the temporary folder {pool.opened.folder.path} was removed;"
+                    f"the temporary folder {shared.opened.folder.path} was removed;"
                     " starting a new Spark session",
                     Tone.WARNING,
                 )
-                pool.renew(jobs)
+                shared.renew(jobs)
                 stop.started()
-            pool.tick()
+            shared.tick()
             reporter.tick()
     finally:
         reporter.stop()

@@ -186,12 +186,12 @@ def reconcile(
     def progress_named(what: str, done: int, total: int, unit: str) -> None:
         progress(f"{shown}: {what}", done, total, unit)
 
-    def comparison_with(reader: str) -> _Comparison:
+    def comparison_with(reader: str) -> _TableComparison:
         log = PipelineLog(
             cluster, sink, pipeline, request.begin, from_source=request.source is not None
         )
         own_folder = folder.with_name(f"{folder.name}-{reader}")
-        return _Comparison(
+        return _TableComparison(
             spark,
             own_folder,
             log,
@@ -218,7 +218,7 @@ def reconcile(
         sink.close()
 
 
-class _Comparison:
+class _TableComparison:
     """One comparison, from the first read to the report.
 
     The topic is read by Spark's Kafka source (`through_spark`) or by instep's client in the driver.

@@ -30,7 +30,7 @@ from instep.relay import position as positions
 from instep.relay.position import RelayPosition
 from instep.relay.records import RecordBuilder
 from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
-from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
+from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
 PAUSE_S = 0.002  # the first pause if there is nothing to publish
 # For a while after the last rows, more are likely to come: pauses stay short.
@@ -197,7 +197,9 @@ class RelaySession:
                 with ExitStack() as resources:
                     reader = sources.open_reader(self._relay, self._name)
                     resources.callback(reader.close)
-                    reader.recover(Found(self._position.sequence, self._position.reader), row)
+                    reader.recover(
+                        LastTransaction(self._position.sequence, self._position.reader), row
+                    )
                     self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
                     pool = ThreadPoolExecutor(1, "instep-relay-reader")
                     resources.callback(pool.shutdown)

@@ -18,7 +18,7 @@ from typing import Any
 from instep import errors, settings
 from instep.sinks.stored_values import chunks
 from instep.sources.lease import LeaseRow
-from instep.sources.outbox_reader import Batch, Found, OutboxReader, OutboxRow, restored
+from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
 DELETED_AT_ONCE = 5_000  # ids of one statement
 SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -45,7 +45,7 @@ class IdReader(OutboxReader):
             )
         )
 
-    def recover(self, found: Found, lease: LeaseRow) -> None:
+    def recover(self, found: LastTransaction, lease: LeaseRow) -> None:
         """Delete the last published batch, if its rows are still there and are the same."""
         self._taken.clear()
         self._data_version = None

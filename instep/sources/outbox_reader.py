@@ -36,7 +36,7 @@ class Batch(msgspec.Struct, frozen=True):
     position: dict[str, Any]
 
 
-class Found(msgspec.Struct, frozen=True):
+class LastTransaction(msgspec.Struct, frozen=True):
     """What Kafka knows of a relay's last transaction: its number, and the reader's position."""
 
     sequence: int
@@ -71,7 +71,7 @@ class OutboxReader(abc.ABC):
         """Return the position behind all rows that the outbox has now."""
 
     @abc.abstractmethod
-    def recover(self, found: Found, lease: LeaseRow) -> None:
+    def recover(self, found: LastTransaction, lease: LeaseRow) -> None:
         """Continue behind a published position; raise a named stop if that is not safe."""
 
     @abc.abstractmethod

@@ -53,7 +53,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     return BatchWriter(options, schema)
 
 
-class _Writer:
+class _SinkWriter:
     """What both writers do: check everything before the first row, and encode rows in tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -89,7 +89,7 @@ class _Writer:
             opened.merge(batch, found, is_stream=is_stream)
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
     """Writes micro-batches."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
@@ -102,7 +102,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         """Leave staged rows alone: the next merge removes them."""
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+class BatchWriter(_SinkWriter, DataSourceArrowWriter):
     """Writes the rows of a batch job in one transaction."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:

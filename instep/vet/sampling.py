@@ -43,7 +43,7 @@ def read_sample(
         keys.setdefault(event.document, set()).add(record.key or b"")
         differing += not mapping.is_keyed and not _is_key_of(decoder, record, event)
     times = [event.at_us / MICROS for _, event in events if event.at_us is not None]
-    order = _Order.of(mapping, events)
+    order = _OrderCounts.of(mapping, events)
     return snapshot.MappedSample(
         events=len(events),
         key_differs=differing,
@@ -125,7 +125,7 @@ def _is_key_of(decoder: Decoder, record: offsets.LogRecord, event: Event) -> boo
         return False
 
 
-class _Order(msgspec.Struct, frozen=True):
+class _OrderCounts(msgspec.Struct, frozen=True):
     """Count events that are repeated, reuse an order value, or are older than the one before."""
 
     repeated: int
@@ -133,7 +133,7 @@ class _Order(msgspec.Struct, frozen=True):
     backwards: int
 
     @classmethod
-    def of(cls, mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]]) -> _Order:
+    def of(cls, mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]]) -> _OrderCounts:
         repeated, same, backwards = 0, 0, 0
         last_events: dict[tuple[int, object], Event] = {}
         statuses: dict[tuple[object, int], str | None] = {}

@@ -55,7 +55,7 @@ def consume(
     progress: ConsumerProgress,
 ) -> None:
     """Read and record operations until the end of the plan or until stopped."""
-    reader = _Reader(plan, connection, history_writer, progress)
+    reader = _PythonReader(plan, connection, history_writer, progress)
     try:
         reader.run(stop)
         reader.end()
@@ -63,7 +63,7 @@ def consume(
         reader.close()
 
 
-class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
+class _PythonReader(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(
         self,
         plan: Consuming,

@@ -60,7 +60,7 @@ def test_a_sender_ends_a_leg_when_ordered_and_sends_the_next(broker: kafka.Local
     topic = f"sender-{uuid.uuid4().hex[:8]}"
     with contextlib.closing(Cluster(settings.Kafka(), broker.bootstrap)) as cluster:
         topics.create(cluster, topic, 1)
-    with sender.Sender(sender.EventSource(broker.bootstrap, topic, 10)) as sending:
+    with sender.EventSender(sender.EventSource(broker.bootstrap, topic, 10)) as sending:
         sending.begin(sender.Leg(0, 1_000_000, 100))
         time.sleep(0.3)
         sending.end()

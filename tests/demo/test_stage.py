@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from instep.demo import report, stage
-from instep.demo.stage import ProgressSample, Stage
+from instep.demo.stage import DemoTerminal, ProgressSample
 from instep.demo.story import DemoResult, Freshness, Naive, Outage, StoryEvent
 from instep.terminal import BAR_DONE, Tone
 
@@ -60,7 +60,7 @@ def test_the_polling_bar_is_behind_the_event_bar(width: int) -> None:
 
 def test_output_without_a_terminal_is_plain_lines() -> None:
     stream = io.StringIO()
-    with Stage(stream) as shown:
+    with DemoTerminal(stream) as shown:
         shown.say("kill -9 of the pipeline\x1b[2J", Tone.BAD)
         shown.show(SAMPLE)
     assert stream.getvalue() == "kill -9 of the pipeline\\x1b[2J\n"
@@ -74,7 +74,7 @@ def test_the_terminal_keeps_the_lines_and_its_cursor(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Tty()
-    with contextlib.suppress(SystemExit), Stage(stream) as shown:
+    with contextlib.suppress(SystemExit), DemoTerminal(stream) as shown:
         shown.show(SAMPLE)
         shown.say("kill -9 of [bold]the pipeline", Tone.BAD)
         raise SystemExit(130)

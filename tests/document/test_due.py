@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from instep import durations
 from instep.document import due
-from instep.document.due import AppliedStatus, OverdueCount, OverdueTally, StatusAge
+from instep.document.due import AppliedStatus, OverdueCount, OverdueCounter, StatusAge
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -43,28 +43,28 @@ def test_an_event_that_repeats_the_status_does_not_change_it(statuses: list[str 
     st.integers(0, 100),
     st.integers(1, 20),
 )
-def test_a_tally_finds_each_document_at_its_time(
+def test_a_counter_finds_each_document_at_its_time(
     hours: list[int], horizon: int, kept_max: int
 ) -> None:
-    """Compare with a scan at every hour that the tally covers, whatever it had to forget."""
+    """Compare with a scan at every hour that the counter covers, whatever it had to forget."""
     limits = {"QUEUED": HOUR}
     ages = [StatusAge(f"d{number}", "QUEUED", at(hour)) for number, hour in enumerate(hours)]
-    tally = OverdueTally(limits, START, horizon * HOUR, kept_max)
+    counter = OverdueCounter(limits, START, horizon * HOUR, kept_max)
     for age in ages:
-        tally.add([age], START)
+        counter.add([age], START)
     by_name = {age.document: age for age in ages}
     now = START
-    while now < tally.covered_until:
-        tally.add([by_name[name] for name in tally.take_due(now)], now)
+    while now < counter.covered_until:
+        counter.add([by_name[name] for name in counter.take_due(now)], now)
         overdue = [age for age in ages if age.since is not None and age.since + HOUR <= now]
-        assert tally.summary(now).total == len(overdue)
+        assert counter.summary(now).total == len(overdue)
         now += HOUR
 
 
 def test_documents_of_which_no_time_is_known_are_counted_apart() -> None:
     limits = {"QUEUED": HOUR, "FAILED": 3 * HOUR}
-    tally = OverdueTally(limits, at(2), HOUR, 10)
-    tally.add(
+    counter = OverdueCounter(limits, at(2), HOUR, 10)
+    counter.add(
         [
             StatusAge("a", "QUEUED", at(0)),
             StatusAge("b", "QUEUED", at(-70)),
@@ -73,12 +73,12 @@ def test_documents_of_which_no_time_is_known_are_counted_apart() -> None:
         ],
         at(2),
     )
-    summary = tally.summary(at(2))
+    summary = counter.summary(at(2))
     assert summary.statuses == {"QUEUED": OverdueCount(2, at(-70))}
     assert (summary.total, summary.unknown) == (2, 1)
     sentence = due.describe(summary, {"QUEUED": "1h", "FAILED": "3h"})
     assert sentence == "2 documents overdue: 2 QUEUED (longer than 1h, the first for 3d)"
-    assert due.describe(OverdueTally(limits, START, HOUR, 1).summary(START), {}) is None
+    assert due.describe(OverdueCounter(limits, START, HOUR, 1).summary(START), {}) is None
 
 
 @pytest.mark.parametrize(

@@ -235,30 +235,30 @@ def test_a_sender_waits_for_the_turn_of_the_reporter() -> None:
     counter = deliveries.DeliveryCounter()
     counter.reporter = threading.get_ident()
     sender = threading.Thread(target=counter.begin)
-    with counter.turn():
+    with counter.hold_senders():
         counter.begin()  # the reporter itself, in a callback, does not wait
         sender.start()
     sender.join(30)
     assert counter.sent == 2
 
 
-def test_a_callback_may_wait_for_a_sender_during_a_turn() -> None:
+def test_a_callback_may_wait_for_a_sender_that_is_held() -> None:
     """Let the turn last until another thread has sent: without a limit both would wait for ever."""
     counter = deliveries.DeliveryCounter()
-    with counter.turn():
+    with counter.hold_senders():
         sender = threading.Thread(target=counter.begin)
         sender.start()
         sender.join(30)
         assert not sender.is_alive()
-        assert not counter._is_turn, "the next record would wait again"
-    with counter.turn():
-        assert counter._is_turn
+        assert not counter._holds_senders, "the next record would wait again"
+    with counter.hold_senders():
+        assert counter._holds_senders
 
 
 def test_a_gate_that_somebody_left_closed_only_ends_the_turns() -> None:
     counter = deliveries.DeliveryCounter()
     counter._gate.acquire()
-    with counter.turn():
+    with counter.hold_senders():
         counter.begin()
     assert counter.open == 1
 

@@ -60,12 +60,12 @@ def test_between_two_scans_only_documents_that_are_due_are_read(
         ],
     )
     clock, progress = Clock(monkeypatch), Progress()
-    monkeypatch.setattr(overdue_watch, "LOOK_INTERVAL_S", 10_000)  # the next scan comes late
+    monkeypatch.setattr(overdue_watch, "REFRESH_INTERVAL_S", 10_000)  # the next scan comes late
     watch = OverdueWatch("contracts", pipeline, progress, lambda: 1)
 
     def found(minute: float) -> int:
         clock.minute = minute
-        watch.look()
+        watch.refresh()
         assert progress.overdue is not None
         return progress.overdue.total
 
@@ -78,7 +78,7 @@ def test_between_two_scans_only_documents_that_are_due_are_read(
     assert found(95) == 1
     assert clock.scans == 2, "the first scan says nothing about the time after its horizon"
     apply(sink, [event(4, "a", 2, "PRINTED", updated_at=START_MS + 60_000)])
-    watch._tally = None
+    watch._counter = None
     assert found(259) == 0
     assert progress.alarms == {}
     assert found(260) == 1
@@ -92,7 +92,7 @@ def test_a_run_raises_an_alarm_and_ends_it(
     runner: Callable[..., Runner],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("START_PAUSE_S", "LOOK_INTERVAL_S"):
+    for name in ("START_PAUSE_S", "REFRESH_INTERVAL_S"):
         monkeypatch.setattr(overdue_watch, name, 0.2)
     pipeline = following(new_database("postgres"), topic, due={"QUEUED": "2h", "FAILED": "1h"})
     send(cluster, topic, published("a", 1, "QUEUED"), published("b", 1, "PRINTED"))

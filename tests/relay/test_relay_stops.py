@@ -251,8 +251,8 @@ def test_of_two_processes_that_start_at_the_same_time_one_publishes(
     class Interrupted(RecordWriter):
         is_interrupted = False
 
-        def _insist(self, call: Callable[[float], None]) -> None:
-            super()._insist(call)
+        def _retry(self, call: Callable[[float], None]) -> None:
+            super()._retry(call)
             if not self.is_interrupted:
                 self.is_interrupted = True
                 within.start()

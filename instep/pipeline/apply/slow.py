@@ -40,8 +40,8 @@ def write(
     verdicts: dict[int, Verdict] = {}
     waiting: list[Parked] = []
     for some, batch in (
-        (earlier, _Batch(sink, set(), relaxed(sink.target.rules), at_step)),
-        (others, _Batch(sink, set(parked), sink.target.rules, at_step)),
+        (earlier, _SlowBatch(sink, set(), relaxed(sink.target.rules), at_step)),
+        (others, _SlowBatch(sink, set(parked), sink.target.rules, at_step)),
     ):
         batch.parked_documents.update(one.event.document for one in waiting)
         batch.read_stored(some)
@@ -97,7 +97,7 @@ def _rounds(
     return guard.UniqueValues(keys, stored_values).rounds(events)
 
 
-class _Batch:
+class _SlowBatch:
     """A batch in progress: what is stored of its documents, and the verdicts so far by offset."""
 
     def __init__(
