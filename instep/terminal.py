@@ -5,11 +5,13 @@ rich is only imported to draw something, so that a command that prints two lines
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
 from instep.document.showing import plain
@@ -214,6 +216,24 @@ class ProgressLine:
             self._progress.stop()
             self._progress = self._task = None
             self._description = ""
+
+
+@contextlib.contextmanager
+def busy(stream: TextIO, what: str) -> Iterator[None]:
+    """Show a bar without figures while something works, if that takes a moment."""
+    if not is_live(stream):
+        yield
+        return
+    progress = _progress(stream)
+    progress.add_task(plain(what), total=None, figures="")
+    timer = threading.Timer(PROGRESS_AFTER_S, progress.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
 
 
 def _progress(stream: TextIO) -> Progress:

@@ -123,7 +123,8 @@ def vacuum(
     declared = settings.load(GLOBAL.config)
     one, table = settings.archive(declared, archive), _table(declared, archive)
     kept = one.vacuum_after_hours if hours is None else hours
-    files = table.vacuum(kept, execute=execute)
+    with terminal.busy(sys.stderr, f"{archive}: looking for files that no version needs"):
+        files = table.vacuum(kept, execute=execute)
     if as_json:
         output.print_json({"archive": archive, "files": files, "executed": execute})
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +12,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import completion, options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
 from instep.document import lines
 from instep.document.showing import counted
+
+SAY_INTERVAL_S = 2.0
+MEGABYTE = 1_000_000
 
 
 class KeyType(StrEnum):
@@ -89,17 +95,37 @@ def emit(
                 f"{len(given)} files were given, but only one can be published at a time",
                 "publish them one after the other",
             )
-        count = publishing.publish_file(
-            declared.kafka,
-            resources.bootstrap(declared),
-            to,
-            given[0],
-            key=_key(declared, to, given[0], key, key_type),
-            say=output.say,
-        )
+        bootstrap = resources.bootstrap(declared)
+        fields = _key(declared, to, given[0], key, key_type)
+        with terminal.ProgressLine(sys.stderr) as line:
+            count = publishing.publish_file(
+                declared.kafka,
+                bootstrap,
+                to,
+                given[0],
+                key=fields,
+                progress=_progress(line, given[0]),
+            )
         output.say(f"{count} records published")
     if as_json:
         output.print_json({"topic": to, "published": count})
+
+
+def _progress(line: terminal.ProgressLine, file: str) -> Callable[[int, int], None]:
+    """Return what shows the progress: a bar on a terminal, else a line at intervals."""
+    size = Path(file).stat().st_size / MEGABYTE if Path(file).is_file() else None
+    said_at = time.monotonic()
+
+    def show(sent: int, read_bytes: int) -> None:
+        nonlocal said_at
+        if terminal.is_live(sys.stderr):
+            done, unit = (sent, "records") if size is None else (read_bytes / MEGABYTE, "MB")
+            line.update("publishing", done, size, unit)
+        elif time.monotonic() - said_at >= SAY_INTERVAL_S:
+            said_at = time.monotonic()
+            output.say(f"{sent:,} records sent")
+
+    return show
 
 
 def _refuse_files(documents: list[str]) -> None:

@@ -257,6 +257,14 @@ def parse_partitions(texts: Sequence[str] | None) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
+def require_once(*, once: bool, as_json: bool) -> None:
+    """Raise an error if --json was given without --once."""
+    if as_json and not once:
+        raise errors.SettingsError(
+            "--json needs --once: it prints what became of a run that ends", "add --once"
+        )
+
+
 def require_reason(why: str) -> None:
     """Raise an error if the text of --why is empty."""
     if not why.strip():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 import typer
 
-from instep import terminal
+from instep import errors, terminal
 from instep.document.showing import plain, plain_json
 from instep.terminal import Tone
 
@@ -71,6 +71,14 @@ def print_json(value: Any) -> None:
 def as_json(value: Any) -> str:
     """Return a value as indented JSON. Control characters are escaped."""
     return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def error_for_json(error: errors.InstepError | None) -> dict[str, str | None] | None:
+    """Return an error for JSON; the code is that of a named stop."""
+    if error is None:
+        return None
+    code = error.code if isinstance(error, errors.NamedStop) else None
+    return {"code": code, "what": error.what, "remedy": error.remedy}
 
 
 def json_bytes(value: bytes | None) -> dict[str, str] | None:

@@ -9,24 +9,19 @@ import threading
 import time
 from enum import StrEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 
 from instep import errors, settings
-from instep.cli import completion, output, resources
+from instep.cli import completion, options, output, relay_report, resources
 from instep.cli import help as help_pages
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Once
-
-if TYPE_CHECKING:
-    from instep.relay.session import RelayProgress
 
 # How many sessions in a row ended soon after their start; a new process takes it over.
 RESTARTS = "INSTEP_RELAY_RESTARTS"
 STABLE_S = 30.0
 RESTART_PAUSE_MAX_S = 5.0
-REPORT_INTERVAL_S = 10.0
 
 app = help_pages.command_group("relay", "Publish an outbox table to a topic, exactly once.")
 
@@ -115,13 +110,16 @@ def init(
 def run(
     relay: RelayName = None,
     once: Once = False,
+    as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Publish the rows of an outbox until stopped. A second process stands by.
 
-    With --once, publish everything in the outbox, then exit.
+    With --once, publish everything in the outbox, then exit. With --json as well, print at the end
+    what was published.
     """
+    options.require_once(once=once, as_json=as_json)
     from instep.relay import relay as relays
     from instep.relay import session
 
@@ -129,8 +127,9 @@ def run(
     name, chosen = _relay(declared, relay)
     stop = _stop_event()
     progress, began = session.RelayProgress(), time.monotonic()
-    reporter = threading.Thread(target=_report, args=(name, progress, stop), daemon=True)
-    reporter.start()
+    report = relay_report.RelayReport(name, progress, stop, once=once)
+    report.start()
+    error: errors.InstepError | None = None
     try:
         with resources.cluster(declared) as cluster:
             relays.run(
@@ -139,13 +138,30 @@ def run(
                 cluster,
                 once=once,
                 stop=stop,
-                say=output.say,
+                say=report.say,
                 progress=progress,
             )
     except (errors.SessionEnded, errors.BrokerUnreachable) as ended:
+        report.end()
         if not stop.is_set():
             output.say(f"{name}: {ended.what}; a new session finds out what became of it")
             _restart(stop, time.monotonic() - began)
+    except errors.InstepError as ended:
+        error = ended
+        raise
+    finally:
+        report.end()
+        if as_json:
+            totals = {"rows": progress.rows, "transactions": progress.transactions}
+            totals["dead"] = progress.dead
+            output.print_json(
+                {
+                    "relay": name,
+                    "state": "ended",
+                    "totals": totals,
+                    "error": output.error_for_json(error),
+                }
+            )
     output.say(
         f"{name}: stopped; this process published {progress.rows:,} rows in"
         f" {progress.transactions:,} transactions"
@@ -249,16 +265,6 @@ def _stop_event() -> threading.Event:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, request)
     return stop
-
-
-def _report(name: str, progress: RelayProgress, stop: threading.Event) -> None:
-    """Say now and then how much was published."""
-    said: dict[str, object] = {}
-    while not stop.wait(REPORT_INTERVAL_S):
-        now = msgspec.structs.asdict(progress)
-        if now != said and now["rows"]:
-            output.say(f"{name}: {now['state']}; {now['rows']:,} rows published")
-        said = now
 
 
 def _restart(stop: threading.Event, lasted_s: float) -> NoReturn:

@@ -16,7 +16,7 @@ from instep.emit.publisher import Publisher
 
 STDIN = "-"
 SOURCE = "instep emit"
-PROGRESS_INTERVAL_S = 2.0
+PROGRESS_INTERVAL_S = 0.1
 
 
 def key_of(declared: settings.Settings, topic: str) -> files.Key:
@@ -44,9 +44,12 @@ def publish_file(
     file: str,
     *,
     key: files.Key,
-    say: Callable[[str], None],
+    progress: Callable[[int, int], None],
 ) -> int:
-    """Publish every record and return their number; a wrong line raises after those before it."""
+    """Publish every record and return their number; a wrong line raises after those before it.
+
+    `progress` gets the number of records that were sent, and of bytes that were read for them.
+    """
     sent, reported_at = 0, time.monotonic()
     with (
         _opened(file) as stream,
@@ -58,7 +61,7 @@ def publish_file(
                 sent += 1
                 if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
                     reported_at = time.monotonic()
-                    say(f"{sent:,} records sent")
+                    progress(sent, 0 if file == STDIN else stream.tell())
         except errors.SettingsError as error:
             publisher.flush()
             raise errors.SettingsError(

@@ -45,11 +45,21 @@ def test_the_first_pipeline_runs_and_reconciles(
     assert (done.returncode, done.stderr) == (0, "21 records published\n")
     before = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
     assert before["lag_records"] is None
-    done = instep(place, "run", "--once", "--fail-on", "quarantine")
+    done = instep(place, "run", "--once", "--json", "--fail-on", "quarantine")
     assert done.returncode == 0, done.stderr
     assert "21 records: 21 applied" in done.stderr
     assert "WARNING" not in done.stderr
-    assert done.stdout == ""
+    [job] = json.loads(done.stdout)["jobs"]
+    totals = job.pop("totals")
+    assert (totals["records"], totals["applied"], totals["dead"]) == (21, 21, 0)
+    assert job == {
+        "job": "contracts",
+        "kind": "pipeline",
+        "state": "ended",
+        "lag": 0,
+        "restarts": 0,
+        "error": None,
+    }
     assert "contracts: 21 records waiting; starting Spark" in done.stderr.splitlines()[0]
     after = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
     assert (after["run"]["state"], after["run"]["code"], after["run"]["epoch"]) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import msgspec
 import pytest
@@ -202,3 +203,24 @@ def test_progress_is_shown_only_on_terminals() -> None:
     with terminal.ProgressLine(stream) as line:
         line.update("comparing", 1, 2)
     assert stream.getvalue() == ""
+
+
+def test_work_without_figures_is_shown_if_it_takes_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(terminal, "PROGRESS_AFTER_S", 0.01)
+    stream, file = Tty(), io.StringIO()
+    with terminal.busy(stream, "removing [bold]"), terminal.busy(file, "removing"):
+        deadline = time.monotonic() + 30
+        while "removing [bold]" not in stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "removing [bold]" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[2K")
+    assert file.getvalue() == ""
+    monkeypatch.setattr(terminal, "PROGRESS_AFTER_S", 60.0)
+    quick = Tty()
+    with terminal.busy(quick, "removing"):
+        pass
+    assert quick.getvalue() == ""
