@@ -10,7 +10,7 @@ import typer
 
 from instep import errors, extras, settings
 from instep.cli import options, output, resources
-from instep.cli.options import GLOBAL, AsJson, Config, Debug, PipelineNames
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, PipelineNames
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
@@ -39,19 +39,31 @@ def init(
             " Default: only if the topic can be read at once.",
         ),
     ] = None,
+    execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the tables of pipelines and KPIs, or report what does not fit."""
+    """Create the tables of pipelines and KPIs, or report what does not fit.
+
+    Tables that do not exist are created at once. With --add-columns, which changes a table that
+    exists, only --execute changes anything.
+    """
+    if sql and execute:
+        raise errors.SettingsError("--sql changes nothing, so it excludes --execute", "give one")
     declared = settings.load(GLOBAL.config)
+    plan_only = add_columns and not execute
+    planned: list[str] = []
     faults: dict[str, list[errors.InstepError]] = {}
     statements: dict[str, list[str]] = {}
     for name, pipeline in options.select_tables(declared, pipelines).items():
         preparation = _Preparation(declared, name, pipeline, add_columns=add_columns, infer=infer)
-        faults[name] = preparation.run(sql=sql, quiet=as_json)
+        faults[name] = preparation.run(sql=sql, plan_only=plan_only, quiet=as_json)
         statements[name] = preparation.statements
         if sql or faults[name]:
+            continue
+        if plan_only and statements[name]:
+            planned.append(name)
             continue
         if pipeline.transitions:
             _report_statuses(declared, name, pipeline)
@@ -61,7 +73,7 @@ def init(
             [
                 {
                     "pipeline": name,
-                    "executed": not sql and not faults[name],
+                    "executed": not sql and not faults[name] and name not in planned,
                     "statements": statements[name],
                     "errors": [str(fault) for fault in faults[name]],
                 }
@@ -69,7 +81,9 @@ def init(
             ]
         )
     _report_faults(faults)
-    if not sql and declared.spark.master.startswith("local"):
+    if planned and not sql:
+        output.say_dry_run()
+    elif not sql and declared.spark.master.startswith("local"):
         _prepare_class_archives()
 
 
@@ -90,7 +104,7 @@ class _Preparation:
         self._add_columns, self._infer = add_columns, infer
         self.statements: list[str] = []
 
-    def run(self, *, sql: bool, quiet: bool) -> list[errors.InstepError]:
+    def run(self, *, sql: bool, plan_only: bool, quiet: bool) -> list[errors.InstepError]:
         """Create what the pipeline lacks in its database, or print it. Return every fault."""
         from instep.sinks import facts, inspection, preparation
 
@@ -110,6 +124,11 @@ class _Preparation:
                 )
                 for statement in () if quiet else self.statements:
                     typer.echo(f"{statement};\n")
+                return []
+            if plan_only and (
+                planned := preparation.statements(typed, add_columns=True, is_kpi=self._is_kpi)
+            ):
+                show(planned)
                 return []
             preparation.prepare(
                 typed, add_columns=self._add_columns, is_kpi=self._is_kpi, show=show

@@ -781,7 +781,7 @@ class TableReader:
             raise errors.TargetUnfit(
                 f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}",
                 "correct the name in the settings,"
-                " or add the column with: instep init --add-columns",
+                " or add the column with: instep init --add-columns --execute",
             )
         if column.get("computed") and written:
             raise self._unfit(

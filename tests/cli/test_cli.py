@@ -478,5 +478,18 @@ def test_init_infers_types_from_the_topic_and_reports_every_problem(place: Path)
             in reported.stderr
         )
     run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
-    reported = instep(place, "init", "two", "--add-columns")
-    assert (reported.returncode, reported.stdout.count("ALTER TABLE")) == (0, 2)
+    assert "excludes --execute" in refused(place, "init", "--sql", "--execute")
+    add_columns = ("init", "two", "--add-columns")
+    url, columns = f"sqlite:///{place}/two.db", "SELECT * FROM pragma_table_info('customer_order')"
+    before = run_sql(url, columns)
+    planned = instep(place, *add_columns)
+    assert (planned.returncode, planned.stdout.count("ALTER TABLE")) == (0, 2)
+    assert planned.stderr.splitlines()[-1] == output.DRY_RUN
+    assert "ready" not in planned.stderr
+    [plan] = json.loads(instep(place, *add_columns, "--json").stdout)
+    assert (plan["executed"], len(plan["statements"])) == (False, planned.stdout.count("two: "))
+    assert run_sql(url, columns) == before
+    done = instep(place, *add_columns, "--execute")
+    assert (done.returncode, done.stdout) == (0, planned.stdout)
+    again = instep(place, *add_columns)
+    assert (again.returncode, again.stdout, "two: ready" in again.stderr) == (0, "", True)
