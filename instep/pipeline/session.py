@@ -115,7 +115,7 @@ def open_context(
     given, options = jvm.without_arguments(spark.conf, folder.path)
     conf = joined(_conf(spark, files, folder, verbose, options), given)
     conf |= {
-        "spark.master": retrying(spark.master),
+        "spark.master": with_task_retries(spark.master),
         "spark.app.name": conf.get("spark.app.name", "instep"),
     }
     try:
@@ -273,7 +273,7 @@ def with_slots_for(master: str, users: int) -> str:
     return f"local[{users * threads}{local[2] or ''}]"
 
 
-def retrying(master: str) -> str:
+def with_task_retries(master: str) -> str:
     """Make a local master retry failed tasks, as every other master does."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)
     return f"local[{local[1] or '1'},{TASK_TRIES_MAX}]" if local else master

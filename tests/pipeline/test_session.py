@@ -29,7 +29,7 @@ from instep.spark_options import SparkFiles
     ],
 )
 def test_a_local_master_retries_a_failed_task(master: str, expected: str) -> None:
-    assert session.retrying(master) == expected
+    assert session.with_task_retries(master) == expected
 
 
 def test_the_users_spark_settings_override_the_defaults() -> None:
