@@ -108,30 +108,6 @@ def test_many_rows_are_published_in_batches_that_grow(
     assert left == [(border, rows // 2)]
 
 
-def test_a_tick_ends_while_its_records_are_on_their_way(
-    new_database: Callable[[str], str], cluster: Cluster
-) -> None:
-    """Nobody waits for the end of the read-only transaction, and it holds no snapshot back."""
-    url = new_database("postgres")
-    name, relay = declare(url, cluster)
-    PrintShop(relay, name)
-    run_sql(url, "INSERT INTO instep_outbox (document, value) VALUES ('a', '{}')")
-    reader = SnapshotReader(relay, name)
-    states = (
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND state = 'idle in transaction'"
-    )
-    batch = reader.next(10)
-    assert batch is not None
-    assert [row.document for row in batch.rows] == ["a"]
-    assert run_sql(url, states) == [(1,)]
-    reader.wait_durable(batch)
-    assert run_sql(url, states) == [(0,)]
-    assert reader.next(10) is None
-    assert run_sql(url, states) == [(0,)]
-    reader.close()
-
-
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_an_outbox_with_other_names_can_be_relayed(
     kind: str, new_database: Callable[[str], str], cluster: Cluster

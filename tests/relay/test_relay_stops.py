@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from instep import errors, settings, sources
+from instep import errors, sources
 from instep.kafka import position_topic, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
 from instep.sinks import target
-from instep.sources import tables
 from instep.sources.connection import SourceConnection
 from tests.relay.support import run_once
 from tests.support.databases import run_sql
@@ -297,19 +296,3 @@ def test_a_writer_that_is_closed_leaves_no_transaction_open_that_holds_up_reader
     # less than the transaction's time-out, after which the broker would abort it
     wait_until(lambda: bool(published(cluster, shop.relay.topic)), "the records", patience_s=20)
     assert published(cluster, shop.relay.topic) == {key.decode(): [1] for key, _ in others}
-
-
-@pytest.mark.parametrize(
-    ("source", "what"),
-    [
-        ("nonsense", "the source is not a database URL"),
-        ("sqlite://", "a SQLite source must be a file"),
-        ("oracle://db/x", "instep does not support the source's database 'oracle'"),
-        ("postgresql://u@127.0.0.1:1/d", "correct host and port in `source`"),
-    ],
-)
-def test_a_wrong_source_is_named_as_such(source: str, what: str) -> None:
-    with pytest.raises(errors.InstepError) as caught:
-        tables.prepare(settings.Relay(source=source, topic="t"), "r")
-    assert what in str(caught.value)
-    assert "target" not in str(caught.value)
