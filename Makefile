@@ -18,7 +18,7 @@ demo-console: $(READY) ## a pipeline with events that keep flowing, shown in a w
 
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations=10 --durations-min=5 -m "not long"
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
