@@ -15,6 +15,7 @@ import typer
 
 from instep_bench import commands as bench_commands
 from instep_bench import store
+from instep_bench.commands import measuring
 from instep_bench.result import recorded_options
 from tests.bench import examples
 from tests.support import commands
@@ -164,6 +165,6 @@ def test_the_recorded_command_repeats_every_value() -> None:
     command = typer.main.get_command(bench_commands.app).commands["apply"]  # type: ignore[attr-defined]
     context = command.make_context("apply", arguments)
     assert (
-        bench_commands._command(context)
+        measuring.command_of(context)
         == "instep bench apply --target postgres --target sqlite --rounds 2"
     )
