@@ -151,61 +151,68 @@ def describe(
         _print_group(declared, group)
 
 
+Topic = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOPIC[:0,1]",
+        help="A topic, or some of its partitions. Can be repeated.",
+        autocompletion=completion.topics,
+    ),
+]
+AllTopics = Annotated[
+    bool, typer.Option("--all-topics", help="All topics in which the group has offsets.")
+]
+To = Annotated[
+    str | None,
+    typer.Option(metavar="PLACE", help=f"{options.PLACES}."),
+]
+ToEarliest = Annotated[bool, typer.Option("--to-earliest", help="To the start of the log.")]
+ToLatest = Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")]
+ToOffset = Annotated[int | None, typer.Option(min=0, metavar="OFFSET", help="To this offset.")]
+ToDatetime = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="To the first record at or after this time: 2026-11-01T08:00 (UTC).",
+    ),
+]
+ByDuration = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="To this duration before now: 1h, P1DT2H."),
+]
+ShiftBy = Annotated[
+    int | None, typer.Option(metavar="N", help="Shift by N offsets; negative moves back.")
+]
+ToCurrent = Annotated[
+    bool,
+    typer.Option("--to-current", help="To the current offsets, for use with --export."),
+]
+FromFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|-", help="To the offsets of a CSV file: topic,partition,offset."),
+]
+NewGroup = Annotated[
+    bool, typer.Option("--new-group", help="Create the group if it does not exist.")
+]
+Export = Annotated[bool, typer.Option("--export", help="Print the plan as CSV, for --from-file.")]
+
+
 @app.command("reset")
 def reset(
     group: Annotated[str, typer.Argument(help="Group.", autocompletion=completion.groups)],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOPIC[:0,1]",
-            help="A topic, or some of its partitions. Can be repeated.",
-            autocompletion=completion.topics,
-        ),
-    ] = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="All topics in which the group has offsets.")
-    ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="PLACE", help=f"{options.PLACES}."),
-    ] = None,
-    to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="To the start of the log.")
-    ] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False,
-    to_offset: Annotated[
-        int | None, typer.Option(min=0, metavar="OFFSET", help="To this offset.")
-    ] = None,
-    to_datetime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="To the first record at or after this time: 2026-11-01T08:00 (UTC).",
-        ),
-    ] = None,
-    by_duration: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="To this duration before now: 1h, P1DT2H."),
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="Shift by N offsets; negative moves back.")
-    ] = None,
-    to_current: Annotated[
-        bool,
-        typer.Option("--to-current", help="To the current offsets, for use with --export."),
-    ] = False,
-    from_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|-", help="To the offsets of a CSV file: topic,partition,offset."
-        ),
-    ] = None,
-    new_group: Annotated[
-        bool, typer.Option("--new-group", help="Create the group if it does not exist.")
-    ] = False,
-    export: Annotated[
-        bool, typer.Option("--export", help="Print the plan as CSV, for --from-file.")
-    ] = False,
+    topic: Topic = None,
+    all_topics: AllTopics = False,
+    to: To = None,
+    to_earliest: ToEarliest = False,
+    to_latest: ToLatest = False,
+    to_offset: ToOffset = None,
+    to_datetime: ToDatetime = None,
+    by_duration: ByDuration = None,
+    shift_by: ShiftBy = None,
+    to_current: ToCurrent = False,
+    from_file: FromFile = None,
+    new_group: NewGroup = False,
+    export: Export = False,
     execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
@@ -226,22 +233,9 @@ def reset(
         to_current,
         from_file,
     )
-    # A file names its topics itself; every other destination needs some.
-    if isinstance(destination, resets.ToOffsets) == bool(topic or all_topics) or (
-        topic and all_topics
-    ):
-        raise errors.SettingsError(
-            "it is not clear what to reset",
-            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics,"
-            " neither",
-        )
+    _check_topics(destination, topic, all_topics=all_topics)
     declared = settings.load(GLOBAL.config)
-    if mirrored := _mirrored_pipeline(declared, group):
-        output.say(
-            f"group {group} mirrors pipeline {mirrored}: resetting it does not move the pipeline,"
-            " which reads its ledger; to move the pipeline:"
-            f" instep rewind {shlex.quote(mirrored)} --to PLACE"
-        )
+    _warn_about_mirror(declared, group)
     with resources.cluster(declared) as cluster:
         if isinstance(destination, resets.ToOffsets):
             pairs = list(destination.offsets)
@@ -432,6 +426,32 @@ def _destination(
             problem = f"more than one destination is given: {', '.join(given)}"
         raise errors.SettingsError(problem, f"give one of {', '.join(DESTINATIONS)}")
     return next(iter(given.values()))
+
+
+def _check_topics(
+    destination: Destination, topics: Sequence[str] | None, *, all_topics: bool
+) -> None:
+    """Raise an error unless the topics are named once."""
+    from instep.kafka.admin import resets
+
+    # A file names its topics itself; every other destination needs some.
+    names_topics = isinstance(destination, resets.ToOffsets)
+    if names_topics == bool(topics or all_topics) or (topics and all_topics):
+        raise errors.SettingsError(
+            "it is not clear what to reset",
+            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics,"
+            " neither",
+        )
+
+
+def _warn_about_mirror(declared: settings.Settings, group: str) -> None:
+    """Say that a pipeline does not follow the group that mirrors its position."""
+    if mirrored := _mirrored_pipeline(declared, group):
+        output.say(
+            f"group {group} mirrors pipeline {mirrored}: resetting it does not move the pipeline,"
+            " which reads its ledger; to move the pipeline:"
+            f" instep rewind {shlex.quote(mirrored)} --to PLACE"
+        )
 
 
 def _read_offsets(name: str, group: str) -> Mapping[TopicPartitionPair, int]:

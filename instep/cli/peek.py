@@ -15,58 +15,63 @@ from instep.cli import options, output, resources
 from instep.cli.options import GLOBAL, Config, Debug, Partitions, TopicName
 
 if TYPE_CHECKING:
-    from instep.kafka.admin.tail import TailRecord
+    from instep.kafka.admin.tail import TailRange, TailRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 app = typer.Typer()
 
 
+PeekLimit = Annotated[
+    int | None,
+    typer.Option("-n", "--limit", min=1, metavar="COUNT", help="Maximum number to show."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--offset",
+        metavar="PLACE|RANGE",
+        help=f"Where to start in each partition: {options.PLACES}; START:END for a range.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Only records with this key, from the partition of Java's hash of the key."),
+]
+Condition = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="CONDITION",
+        help="Only matching records: status=FAILED, key~^C-1, header.ce_type=x, n>5.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "-f", "--format", metavar="FORMAT", help=r"kcat's format: '%t %p %o %k %v %T %h\n'."
+    ),
+]
+Json = Annotated[bool, typer.Option("-J", "--json", help="Print JSON.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")]
+Uncommitted = Annotated[
+    bool, typer.Option("--uncommitted", help="Also show records of open and aborted transactions.")
+]
+
+
 @app.command()
 def peek(
     topic: TopicName,
-    limit: Annotated[
-        int | None,
-        typer.Option("-n", "--limit", min=1, metavar="COUNT", help="Maximum number to show."),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--offset",
-            metavar="PLACE|RANGE",
-            help=f"Where to start in each partition: {options.PLACES}; START:END for a range.",
-        ),
-    ] = None,
+    limit: PeekLimit = None,
+    where: Where = None,
     partition: Partitions = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            help="Only records with this key, from the partition of Java's hash of the key."
-        ),
-    ] = None,
-    condition: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="CONDITION",
-            help="Only matching records: status=FAILED, key~^C-1, header.ce_type=x, n>5.",
-        ),
-    ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "-f", "--format", metavar="FORMAT", help=r"kcat's format: '%t %p %o %k %v %T %h\n'."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("-J", "--json", help="Print JSON.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")
-    ] = False,
-    uncommitted: Annotated[
-        bool,
-        typer.Option("--uncommitted", help="Also show records of open and aborted transactions."),
-    ] = False,
+    key: Key = None,
+    condition: Condition = None,
+    format_: Format = None,
+    as_json: Json = False,
+    follow: Follow = False,
+    uncommitted: Uncommitted = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
@@ -76,7 +81,7 @@ def peek(
     kcat does.
     """
     from instep.kafka import places
-    from instep.kafka.admin import filters, rendering, tail
+    from instep.kafka.admin import filters, tail
 
     if format_ is not None and as_json:
         raise errors.SettingsError("-f and -J cannot be used together", "give one of them")
@@ -88,10 +93,7 @@ def peek(
     log_range = places.parse_range(where or ("end" if follow else "start"))
     numbers = options.parse_partitions(partition)
     matches = filters.parse(condition) if condition else None
-    render: Callable[[TailRecord], bytes] = rendering.envelope if as_json else _line
-    if format_ is not None:
-        # Records may contain escape sequences. A pipe gets the bytes as they are, like in kcat.
-        render = rendering.parse(format_, safe=sys.stdout.isatty())
+    render = _renderer(format_, as_json=as_json)
     with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         records: Iterable[TailRecord]
         if newest_only:
@@ -103,12 +105,7 @@ def peek(
                 cluster, topic, log_range, numbers, wanted_key, committed=not uncommitted
             )
             records = () if follow else tail.records(cluster, tail_range, matches, limit)
-        if tail_range.without_leader:
-            listed = ", ".join(map(str, tail_range.without_leader))
-            output.say(f"partition {listed} is left out: it currently has no leader")
-        if is_filtered and not follow:
-            listed = ", ".join(map(str, tail_range.ranges))
-            output.say(f"reading {tail_range.offsets:,} offsets of {topic}, partition {listed}")
+        _say_range(topic, tail_range, is_searched=is_filtered and not follow)
         try:
             if follow:
                 batches = tail.follow(cluster, tail_range, matches, limit)
@@ -130,6 +127,26 @@ def peek(
         output.say(f"topic {topic} has no records")
     else:
         output.say(f"topic {topic} has no committed records; --uncommitted shows all")
+
+
+def _renderer(format_: str | None, *, as_json: bool) -> Callable[[TailRecord], bytes]:
+    """Return what turns a record into a line."""
+    from instep.kafka.admin import rendering
+
+    if format_ is not None:
+        # Records may contain escape sequences. A pipe gets the bytes as they are, like in kcat.
+        return rendering.parse(format_, safe=sys.stdout.isatty())
+    return rendering.envelope if as_json else _line
+
+
+def _say_range(topic: str, tail_range: TailRange, *, is_searched: bool) -> None:
+    """Say which partitions are left out, and how much is read for a search."""
+    if tail_range.without_leader:
+        listed = ", ".join(map(str, tail_range.without_leader))
+        output.say(f"partition {listed} is left out: it currently has no leader")
+    if is_searched:
+        listed = ", ".join(map(str, tail_range.ranges))
+        output.say(f"reading {tail_range.offsets:,} offsets of {topic}, partition {listed}")
 
 
 def _no_match(topic: str, key: bytes | None, numbers: Sequence[int]) -> str:

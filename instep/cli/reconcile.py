@@ -27,6 +27,7 @@ from instep.terminal import Tone
 if TYPE_CHECKING:
     from instep.reconcile.job import Request
     from instep.reconcile.report import ReconcileReport
+    from instep.spark_options import SparkFiles
 
 app = typer.Typer()
 
@@ -47,81 +48,92 @@ COUNT_COLUMNS = (
 )
 
 
+SourceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="FILE",
+        help="Compare with this file (JSON lines, CSV or Parquet) instead of the topic.",
+    ),
+]
+Query = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help="Compare with this query on --source-url, with columns named like event fields.",
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="PLACE",
+        help="Where the pipeline started, e.g. start, 1234 or @TIME. Default: its `start`.",
+    ),
+]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="How long to wait for a running pipeline."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File for rows that differ. Default: reconcile-PIPELINE-TIME.jsonl.",
+    ),
+]
+Fix = Annotated[bool, typer.Option("--fix", help="Plan the repair of rows that differ.")]
+DeleteExtra = Annotated[
+    bool,
+    typer.Option(
+        "--delete-extra",
+        help="With --fix: also delete rows that the pipeline wrote but the log does not have.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Count every row that the topic does not explain as extra, whoever wrote it.",
+    ),
+]
+KpiNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kpi",
+        metavar="NAME",
+        help="Compare the rows of this KPI with a recomputation, and count again with --fix."
+        " Can be repeated.",
+        autocompletion=completion.kpis,
+    ),
+]
+ArchiveName = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        metavar="NAME",
+        help="Compare this archive with what its topic still holds, instead of tables.",
+        autocompletion=completion.archives,
+    ),
+]
+
+
 @app.command()
 def reconcile(
     pipelines: PipelineNames = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Compare with this file (JSON lines, CSV or Parquet) instead of the topic.",
-        ),
-    ] = None,
+    source: SourceFile = None,
     source_url: options.SourceUrl = None,
-    query: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL",
-            help="Compare with this query on --source-url, with columns named like event fields.",
-        ),
-    ] = None,
+    query: Query = None,
     key: options.SourceKey = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="PLACE",
-            help="Where the pipeline started, e.g. start, 1234 or @TIME. Default: its `start`.",
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="How long to wait for a running pipeline."),
-    ] = 10.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File for rows that differ. Default: reconcile-PIPELINE-TIME.jsonl.",
-        ),
-    ] = None,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Plan the repair of rows that differ.")
-    ] = False,
+    from_: From = None,
+    wait: Wait = 10.0,
+    out: Out = None,
+    fix: Fix = False,
     execute: Execute = False,
-    delete_extra: Annotated[
-        bool,
-        typer.Option(
-            "--delete-extra",
-            help="With --fix: also delete rows that the pipeline wrote but the log does not have.",
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Count every row that the topic does not explain as extra, whoever wrote it.",
-        ),
-    ] = False,
-    kpi: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kpi",
-            metavar="NAME",
-            help="Compare the rows of this KPI with a recomputation, and count again with --fix."
-            " Can be repeated.",
-            autocompletion=completion.kpis,
-        ),
-    ] = None,
-    archive_name: Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            metavar="NAME",
-            help="Compare this archive with what its topic still holds, instead of tables.",
-            autocompletion=completion.archives,
-        ),
-    ] = None,
+    delete_extra: DeleteExtra = False,
+    strict: Strict = False,
+    kpi: KpiNames = None,
+    archive_name: ArchiveName = None,
     master: Master = None,
     as_json: AsJson = False,
     _config: Config = None,
@@ -136,8 +148,7 @@ def reconcile(
         raise errors.SettingsError("--execute and --delete-extra require --fix", "add --fix")
     declared = options.with_master(settings.load(GLOBAL.config), master)
     if kpi:
-        used = (pipelines, source, source_url, query, key, from_, out, delete_extra, strict)
-        if any(used):
+        if any((pipelines, source, source_url, query, key, from_, out, delete_extra, strict)):
             raise errors.SettingsError(
                 "--kpi can only be combined with --wait, --fix, --execute, --master and --json",
                 "leave out the others, and the names of pipelines",
@@ -147,7 +158,7 @@ def reconcile(
         )
         return
     if archive_name is not None:
-        if pipelines or source or source_url or from_ or fix or strict:
+        if any((pipelines, source, source_url, from_, fix, strict)):
             raise errors.SettingsError(
                 "--archive compares an archive, and no table", "use it only with --json"
             )
@@ -159,7 +170,6 @@ def reconcile(
         # Only now: these import pyspark, and spark_files has checked that it is installed.
         from instep.operate.row_source import RowSource
         from instep.reconcile import job, repair
-        from instep.reconcile.report import ReconcileVerdict
 
         row_source, repair_request = None, None
         if source or source_url:
@@ -176,32 +186,53 @@ def reconcile(
             fix=repair_request,
             strict=strict,
         )
-        reports: list[ReconcileReport] = []
-        # A report is printed as soon as its pipeline is compared; the next one may take minutes.
-        with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
-
-            def say(text: str) -> None:
-                line.clear()  # messages and the progress line share stderr
-                output.say(text)
-
-            for report in job.run(
-                declared,
-                names,
-                cluster,
-                files,
-                request,
-                say=say,
-                progress=line.update,
-                verbose=GLOBAL.debug,
-            ):
-                reports.append(report)
-                line.clear()
-                if not as_json:
-                    _print(report, request)
+        reports = _compare(declared, names, files, request, as_json=as_json)
     if as_json:
         output.print_json({"pipelines": reports})
     if fix and not execute and any(report.rows_file for report in reports):
         output.say_dry_run()
+    _exit(reports)
+
+
+def _compare(
+    declared: settings.Settings,
+    names: Sequence[str],
+    files: SparkFiles,
+    request: Request,
+    *,
+    as_json: bool,
+) -> list[ReconcileReport]:
+    """Compare one pipeline after the other, and show each report when it is there."""
+    from instep.reconcile import job
+
+    reports: list[ReconcileReport] = []
+    with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
+
+        def say(text: str) -> None:
+            line.clear()  # messages and the progress line share stderr
+            output.say(text)
+
+        for report in job.run(
+            declared,
+            names,
+            cluster,
+            files,
+            request,
+            say=say,
+            progress=line.update,
+            verbose=GLOBAL.debug,
+        ):
+            reports.append(report)
+            line.clear()
+            if not as_json:
+                _print(report, request)
+    return reports
+
+
+def _exit(reports: Sequence[ReconcileReport]) -> None:
+    """Exit with the status of the reports, unless all tables are in step."""
+    from instep.reconcile.report import ReconcileVerdict
+
     verdicts = {report.verdict for report in reports}
     if ReconcileVerdict.NOT_IN_STEP in verdicts:
         raise typer.Exit(1)
