@@ -42,7 +42,7 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 150
     history: tuple[bool, ...] = (False, True)
     lines: tuple[bool, ...] = (False,)
-    sql: tuple[bool, ...] = (False,)
+    transform: tuple[bool, ...] = (False,)
     engines: tuple[settings.EngineName, ...] = get_args(settings.EngineName)
     stale: float = 0.0
     repeated: float = 0.0
@@ -94,17 +94,21 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 def check(options: ApplyOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
     if not (
-        options.targets and options.history and options.lines and options.sql and options.engines
+        options.targets
+        and options.history
+        and options.lines
+        and options.transform
+        and options.engines
     ):
         raise errors.SettingsError(
             "there is nothing to measure",
             "name a target and an engine, and give --history no, yes or no,yes",
         )
-    if True in options.sql and options.bad:
+    if True in options.transform and options.bad:
         raise errors.SettingsError(
             "Spark gives up a whole batch for a record that cannot be transformed, so bad events"
-            " would be most of what --sql measures",
-            "omit --bad or --sql",
+            " would be most of what --transform measures",
+            "omit --bad or --transform",
         )
     for target in options.targets:
         bench_servers.check_target(target)
@@ -194,7 +198,7 @@ class _TargetContest:
                 batch_rows_max=options.batch,
             )
             for history in dict.fromkeys(options.history)
-            if True in options.sql
+            if True in options.transform
         }
         self._declared |= {
             name: database.declare(

@@ -24,6 +24,7 @@ MODULES = (
     "console",
     "kpi",
     "sink",
+    "stream",
     "archive",
     "scale",
     "compare",

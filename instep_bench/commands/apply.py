@@ -36,6 +36,10 @@ def measure_apply(
             "Write a line for each event to a second table as well: no, yes or both. Default: no."
         ),
     ] = None,
+    transform: Annotated[
+        str | None,
+        bench_options.comma_list("Transform records with SQL: no, yes or both. Default: no."),
+    ] = None,
     engine: Annotated[
         str | None,
         bench_options.comma_list("Engine of the pipeline. Default: resident,micro-batch."),
@@ -76,6 +80,7 @@ def measure_apply(
         size=size,
         history=bench_options.booleans("--history", history),
         lines=bench_options.booleans("--lines", lines),
+        transform=bench_options.booleans("--transform", transform),
         engines=bench_options.engines(engine),
         stale=stale,
         repeated=repeated,

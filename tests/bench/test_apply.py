@@ -129,7 +129,7 @@ def test_a_pipeline_with_sql_is_measured_beside_one_without() -> None:
         events=1_200,
         documents=300,
         history=(False,),
-        sql=(True,),
+        transform=(True,),
         engines=("resident",),
         rounds=1,
         against=(),
@@ -153,7 +153,7 @@ def test_a_pipeline_with_sql_is_measured_beside_one_without() -> None:
         {"events": 10, "documents": 11},
         {"stale": 1.5},
         {"bad": -0.1},
-        {"bad": 0.1, "sql": (True,)},
+        {"bad": 0.1, "transform": (True,)},
     ],
     ids=str,
 )
