@@ -60,7 +60,7 @@ class LeaseKeeper:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="instep-relay-lease", daemon=True)
         self.beat = 0
-        self.published_rows = 0
+        self.published_rows: int | None = None  # not known before the position is read
         self.lost: errors.LeaseLost | None = None
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class LeaseKeeper:
         if self._thread.is_alive():
             self._thread.join()
         if self.lost is None:
-            self._lease.release()
+            self._lease.release(self.published_rows)
         self._lease.close()
 
     def _run(self) -> None:

@@ -70,10 +70,13 @@ class Lease:
             return False
         return self._update("holder = ?, beat = beat + 1", (self.holder,), "beat = ?", (row.beat,))
 
-    def renew(self, published_rows: int) -> int:
-        """Renew the lease and return its number; raise LeaseLost if another process has it."""
+    def renew(self, published_rows: int | None) -> int:
+        """Renew the lease and return its number; raise LeaseLost if another process has it.
+
+        The number of published rows is kept for `instep relay status`, as soon as it is known.
+        """
         if not self._update(
-            "beat = beat + 1, published_rows = ?",
+            "beat = beat + 1, published_rows = COALESCE(?, published_rows)",
             (published_rows,),
             "holder = ?",
             (self.holder,),
@@ -86,10 +89,15 @@ class Lease:
         if not self._update("started = 1", (), "holder = ?", (self.holder,)):
             raise errors.LeaseLost(f"another process of relay {self._name!r} has taken over")
 
-    def release(self) -> None:
+    def release(self, published_rows: int | None = None) -> None:
         """Give the lease back, so that a standby takes over at once."""
         with suppress(Exception):  # it expires by itself
-            self._update("holder = NULL", (), "holder = ?", (self.holder,))
+            self._update(
+                "holder = NULL, published_rows = COALESCE(?, published_rows)",
+                (published_rows,),
+                "holder = ?",
+                (self.holder,),
+            )
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

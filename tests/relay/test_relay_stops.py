@@ -31,13 +31,13 @@ def test_a_source_restored_from_a_backup_stops_the_relay(
     shop = open_shop("sqlite")
     name, relay, url = shop.name, shop.relay, shop.relay.source
     shop.work(5)
-    run_once(name, relay, cluster)
+    rows = run_once(name, relay, cluster)[0].rows
     file = Path(str(target.database_url(url).database))
     run_sql(url, "PRAGMA wal_checkpoint(TRUNCATE)")
     backup = file.with_suffix(".backup")
     shutil.copy(file, backup)
     shop.work(5, seed=1)
-    run_once(name, relay, cluster)
+    rows += run_once(name, relay, cluster)[0].rows
     before = published(cluster, relay.topic)
     shutil.copy(backup, file)
     for beside in ("-wal", "-shm"):
@@ -47,7 +47,9 @@ def test_a_source_restored_from_a_backup_stops_the_relay(
         run_once(name, relay, cluster)
     assert published(cluster, relay.topic) == before
     # a person decides: what the outbox has now is published
-    assert reset.plan(name, relay, "start").consequence.startswith("every row")
+    plan = reset.plan(name, relay, "start")
+    assert plan.consequence.startswith("every row")
+    assert plan.published_rows == rows
     reset.execute(name, relay, cluster, "start")
     assert run_once(name, relay, cluster)[0].rows > 0
 
