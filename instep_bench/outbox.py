@@ -199,7 +199,7 @@ class _MeasuredRelay:
 
     def __enter__(self) -> _MeasuredRelay:
         created = tables.prepare(self.settings, self.name)
-        self._has_created = any(tables.LEASE_TABLE in statement for statement in created)
+        self._has_created = tables.creates_own(created)
         position_topic.create(self._servers.cluster, position_topic.of_relay(self.name).topic)
         self._servers.remove_topic_later(position_topic.of_relay(self.name).topic)
         return self

@@ -236,7 +236,7 @@ class _SourceBench:
             guarantee=guarantee,
         )
         created = tables.prepare(relay, name)
-        self._has_created |= any(tables.LEASE_TABLE in statement for statement in created)
+        self._has_created |= tables.creates_own(created)
         position_topic.create(self._servers.cluster, position_topic.of_relay(name).topic)
         self._servers.remove_topic_later(position_topic.of_relay(name).topic)
         self._declared.append((name, relay))

@@ -77,7 +77,7 @@ def init(
     if trigger:
         names = [column.strip() for column in (columns or "").split(",") if column.strip()]
         plan = triggers.plan(chosen, trigger, names)
-    statements = tables.missing(chosen) if sql else tables.prepare(chosen, name)
+    statements = tables.missing(chosen, name) if sql else tables.prepare(chosen, name)
     cost = None
     if plan is not None:
         statements += triggers.statements(chosen, plan)

@@ -220,7 +220,9 @@ def source_errors() -> Iterator[None]:
         ) from error
     except (errors.SettingsError, errors.Unreachable) as error:
         texts = [
-            re.sub(r"(the |SQLite |`)target\b", r"\1source", text)
+            re.sub(r"(the |SQLite |`)target\b", r"\1source", text).replace(
+                "instep init", "instep relay init"
+            )
             for text in (error.what, error.remedy)
         ]
         raise type(error)(*texts) from error

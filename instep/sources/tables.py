@@ -7,6 +7,7 @@ removed by TRUNCATE, which leaves nothing to vacuum.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -72,44 +73,53 @@ def own_tables(relay: settings.Relay) -> list[sa.Table]:
     return [lease_table(schema), dead_table(schema)]
 
 
-def statements(opened: sa.Connection, relay: settings.Relay) -> list[str]:
-    """Return the statements that create what the source database is missing."""
-    name = target.table_name(relay.outbox)
+def statements(opened: sa.Connection, relay: settings.Relay, name: str) -> list[str]:
+    """Return the statements that create what the source database is missing for a relay.
+
+    The last one adds the relay's row.
+    """
+    outbox = target.table_name(relay.outbox)
     view = sa.inspect(opened)
     found: list[str] = []
-    if not view.has_table(name.name, schema=name.schema):
-        found += outbox_statements(opened.dialect, name)
+    if opened.dialect.name == "sqlite" and _journal_mode(opened) != "wal":
+        found.append("PRAGMA journal_mode = WAL")
+    if not view.has_table(outbox.name, schema=outbox.schema):
+        found += outbox_statements(opened.dialect, outbox)
     for table in own_tables(relay):
         if not view.has_table(table.name, schema=table.schema):
             text = str(sa.schema.CreateTable(table).compile(dialect=opened.dialect))
             found.append(text.strip())
+    if not _has_lease(opened, view, relay, name):
+        found.append(_lease_insert(opened.dialect, relay, name))
     return found
 
 
-def missing(relay: settings.Relay) -> list[str]:
+def missing(relay: settings.Relay, name: str) -> list[str]:
     """Return what `prepare` would run, and change nothing."""
     url = source_url(relay.source)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         with sa.create_engine("sqlite://").connect() as opened:
-            return statements(opened, relay)
+            return statements(opened, relay, name)
     with source_errors(), inspection.connection(url) as opened:
-        return statements(opened, relay)
+        return statements(opened, relay, name)
 
 
 def prepare(relay: settings.Relay, name: str) -> list[str]:
     """Create what is missing, with the relay's row, and return the statements."""
     url = source_url(relay.source)
     with source_errors(), inspection.connection(url, create=True) as opened:
-        if opened.dialect.name == "sqlite":
-            opened.exec_driver_sql("PRAGMA journal_mode = WAL")
-        created = statements(opened, relay)
+        created = statements(opened, relay, name)
         for statement in created:
             if opened.dialect.paramstyle in ("format", "pyformat"):
                 statement = statement.replace("%", "%%")
             opened.exec_driver_sql(statement)
-        add_lease(opened, relay, name)
         opened.commit()
     return created
+
+
+def creates_own(created: Iterable[str]) -> bool:
+    """Return whether statements of `prepare` create the tables beside the outbox."""
+    return any(text.startswith("CREATE TABLE") and LEASE_TABLE in text for text in created)
 
 
 def remove(relay: settings.Relay, name: str, *, with_own: bool) -> None:
@@ -124,22 +134,30 @@ def remove(relay: settings.Relay, name: str, *, with_own: bool) -> None:
         opened.commit()
 
 
-def add_lease(opened: sa.Connection, relay: settings.Relay, name: str) -> None:
-    """Add the row of a relay, if it has none."""
+def _has_lease(opened: sa.Connection, view: sa.Inspector, relay: settings.Relay, name: str) -> bool:
     table = lease_table(target.table_name(relay.outbox).schema)
-    if opened.execute(sa.select(table.c.relay).where(table.c.relay == name)).first():
-        return
-    opened.execute(
-        sa.insert(table).values(
-            relay=name,
-            source_id=str(uuid.uuid4()),
-            heartbeat_s=0.0,
-            beat=0,
-            started=0,
-            sequence=0,
-            published_rows=0,
-        )
+    if not view.has_table(table.name, schema=table.schema):
+        return False
+    query = sa.select(table.c.relay).where(table.c.relay == name)
+    return opened.execute(query).first() is not None
+
+
+def _lease_insert(dialect: sa.Dialect, relay: settings.Relay, name: str) -> str:
+    """Return the statement that adds the row of a relay, with a new id of this source.
+
+    The id is not made by the database: with statement-based replication, a replica would make
+    another one.
+    """
+    table = quoted(dialect, TableName(target.table_name(relay.outbox).schema, LEASE_TABLE))
+    # The name of a relay is part of a topic's name, so it needs no escapes.
+    return (
+        f"INSERT INTO {table} (relay, source_id, heartbeat_s, beat, started, sequence,"
+        f" published_rows)\nVALUES ('{name}', '{uuid.uuid4()}', 0, 0, 0, 0, 0)"
     )
+
+
+def _journal_mode(opened: sa.Connection) -> str:
+    return str(opened.exec_driver_sql("PRAGMA journal_mode").scalar_one())
 
 
 def quoted(dialect: sa.Dialect, name: TableName) -> str:
