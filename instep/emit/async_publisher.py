@@ -6,6 +6,8 @@
         # do not wait: leaving the block raises if the record failed
         receipt = await publisher.enqueue(event)
         delivery = await receipt
+        # with `outcomes`: what the pipeline did with the record
+        outcome = await receipt.applied_async(timeout=30.0)
 
 A full queue suspends the sender, and nobody else. Senders get space in the order in which they
 asked for it, so that the order per document is kept.

@@ -25,6 +25,7 @@ import msgspec
 from instep import errors
 from instep.document.decoding import Record
 from instep.document.outcome import Outcome
+from instep.emit.outgoing import OutgoingRecord
 
 LATENCIES_KEPT = 10_000
 HOLD_MAX_S = 0.02  # the reporter holds a sender no longer than this
@@ -53,8 +54,26 @@ class Outcomes(Protocol):
     def outcome(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
         """Wait until the pipeline has reached a record, and return what became of it."""
 
+    async def outcome_async(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+        """Do the same without blocking the event loop."""
 
-Follow = Callable[[Delivery, float | None], Outcome]
+
+class FollowedRecord(msgspec.Struct, frozen=True):
+    """A sent record, and who knows what becomes of it."""
+
+    outcomes: Outcomes
+    sent: OutgoingRecord
+
+    def at(self, delivery: Delivery) -> Record:
+        """Return the record as it is in the log."""
+        return Record(
+            delivery.offset,
+            delivery.timestamp_ms,
+            self.sent.key,
+            self.sent.value,
+            delivery.partition,
+            tuple(self.sent.headers),
+        )
 
 
 class Receipt(concurrent.futures.Future[Delivery]):
@@ -65,7 +84,7 @@ class Receipt(concurrent.futures.Future[Delivery]):
     _result: Delivery | None = None
     _exception: BaseException | None = None
     _lock_of_waiters: threading.Condition | None = None
-    _follow: Follow | None = None
+    _followed: FollowedRecord | None = None
     on_delivery: OnDelivery | None = None
     failure: errors.Undelivered | None = None
     reported = False
@@ -100,15 +119,30 @@ class Receipt(concurrent.futures.Future[Delivery]):
         Raise Undelivered if the broker did not accept the record, and NotReached if the pipeline
         has not reached it after `timeout` seconds. The publisher must know the pipeline.
         """
-        if self._follow is None:
+        followed, began = self._known_pipeline(), time.monotonic()
+        delivery = self.result(timeout)
+        left = _time_left(timeout, began)
+        return followed.outcomes.outcome(delivery.topic, followed.at(delivery), left)
+
+    async def applied_async(self, timeout: float | None = None) -> Outcome:
+        """Do the same as `applied` without blocking the event loop.
+
+        If the waiting task is cancelled, the record stays sent.
+        """
+        followed, began = self._known_pipeline(), time.monotonic()
+        async with asyncio.timeout(timeout):
+            delivery = await self
+        left = _time_left(timeout, began)
+        return await followed.outcomes.outcome_async(delivery.topic, followed.at(delivery), left)
+
+    def _known_pipeline(self) -> FollowedRecord:
+        """Return the record with its pipeline; raise SettingsError if the publisher knows none."""
+        if self._followed is None:
             raise errors.SettingsError(
                 "this publisher does not know which pipeline applies its records",
                 "give it one: Publisher(..., outcomes=instep.OutcomeReader(settings, pipeline))",
             )
-        began = time.monotonic()
-        delivery = self.result(timeout)
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        return self._follow(delivery, left)
+        return self._followed
 
     def __await__(self) -> Generator[Any, None, Delivery]:
         """Wait for the delivery without blocking the event loop."""
@@ -183,7 +217,10 @@ class DeliveryCounter:
         self._first_unreported: errors.Undelivered | None = None
 
     def begin(
-        self, on_delivery: OnDelivery | None = None, follow: Follow | None = None, size: int = 0
+        self,
+        on_delivery: OnDelivery | None = None,
+        followed: FollowedRecord | None = None,
+        size: int = 0,
     ) -> Receipt:
         """Return a receipt for a record that is about to be sent."""
         if self._holds_senders:
@@ -193,8 +230,8 @@ class DeliveryCounter:
             self._open[number] = receipt = Receipt(self, number, size)
         if on_delivery is not None:
             receipt.on_delivery = on_delivery
-        if follow is not None:
-            receipt._follow = follow
+        if followed is not None:
+            receipt._followed = followed
         return receipt
 
     def withdraw(self, receipt: Receipt) -> None:
@@ -480,6 +517,10 @@ def _called(
         log.exception("a delivery callback failed")
         return False
     return True
+
+
+def _time_left(timeout: float | None, began: float) -> float | None:
+    return None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
 
 
 def _finish(settled: asyncio.Future[None]) -> None:

@@ -36,8 +36,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from instep import errors, settings
 from instep.document import event
-from instep.document.decoding import Record
-from instep.document.outcome import Outcome
 from instep.emit import deliveries, guarantees, metrics, outgoing, termination
 from instep.kafka import connection, faults, offsets, topics
 from instep.waiting import wait_until
@@ -264,8 +262,10 @@ class Publisher:
             self._obstacle()
         key, value, headers = record.key, record.value, record.headers
         size = len(key) if value is None else len(key) + len(value)
-        follow = None if self._outcomes is None else self._follow(record)
-        receipt = self._counter.begin(on_delivery, follow, size)
+        followed = None
+        if self._outcomes is not None:
+            followed = deliveries.FollowedRecord(self._outcomes, record)
+        receipt = self._counter.begin(on_delivery, followed, size)
         given: Any = headers if isinstance(headers, list) else list(headers)
         try:
             self._producer.produce(self.topic, value, key, headers=given, on_delivery=receipt)
@@ -300,25 +300,6 @@ class Publisher:
                 return receipt
             if time.monotonic() > deadline:
                 raise self._queue_full(self.block_timeout_s)
-
-    def _follow(self, record: outgoing.OutgoingRecord) -> deliveries.Follow | None:
-        """Return how to ask what became of a record; None without outcomes."""
-        if self._outcomes is None:
-            return None
-        outcomes = self._outcomes
-
-        def follow(delivery: deliveries.Delivery, timeout_s: float | None) -> Outcome:
-            sent = Record(
-                delivery.offset,
-                delivery.timestamp_ms,
-                record.key,
-                record.value,
-                delivery.partition,
-                tuple(record.headers),
-            )
-            return outcomes.outcome(self.topic, sent, timeout_s)
-
-        return follow
 
     def _queue_full(self, waited_s: float | None = None) -> errors.Undelivered:
         """Return the error for a record that found no space in the queue."""

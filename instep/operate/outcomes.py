@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +34,7 @@ class OutcomeReader:
         declaration = settings.pipeline(declared, pipeline)
         self.name, self.topic = pipeline, declaration.topic
         self._query = OutcomeQuery(pipeline, declaration)
+        self._pool = _new_pool()
         mapping = inspection.inspect(pipeline, declaration).mapping
         self._decoder = Decoder(mapping, RECORD_BYTES_MAX)
 
@@ -40,30 +43,24 @@ class OutcomeReader:
 
         Raise NotReached after the time. A database that does not answer is asked again until then.
         """
-        if topic != self.topic:
-            raise errors.SettingsError(
-                f"pipeline {self.name!r} follows topic {self.topic!r}, not {topic!r}",
-                "name the pipeline that follows the publisher's topic",
-            )
-        position = RecordPosition(topic, record.partition, record.offset)
-        document = self._document(record)
-        began, pause = time.monotonic(), FIRST_PAUSE_S
+        asked = self._question(topic, record, timeout_s)
+        while (found := self._answer(asked)) is None:
+            time.sleep(asked.pause_s())
+        return found
+
+    async def outcome_async(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+        """Do the same without blocking the event loop: a thread of the reader asks the database."""
+        asked, loop = self._question(topic, record, timeout_s), asyncio.get_running_loop()
         while True:
-            failure: errors.InstepError | None = None
-            try:
-                found = self._query.find(position, document)
-            except (errors.Unreachable, errors.Transient) as error:
-                found, failure = None, error
+            found = await loop.run_in_executor(self._pool, self._answer, asked)
             if found is not None:
                 return found
-            left = None if timeout_s is None else began + timeout_s - time.monotonic()
-            if left is not None and left <= 0:
-                raise self._not_reached(position, timeout_s or 0.0, failure) from failure
-            time.sleep(pause if left is None else min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(asked.pause_s())
 
     def close(self) -> None:
         """Close the connection; the next question opens another one."""
+        pool, self._pool = self._pool, _new_pool()
+        pool.shutdown()
         self._query.close()
 
     def __enter__(self) -> Self:
@@ -76,6 +73,26 @@ class OutcomeReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _question(self, topic: str, record: Record, timeout_s: float | None) -> _Question:
+        if topic != self.topic:
+            raise errors.SettingsError(
+                f"pipeline {self.name!r} follows topic {self.topic!r}, not {topic!r}",
+                "name the pipeline that follows the publisher's topic",
+            )
+        position = RecordPosition(topic, record.partition, record.offset)
+        return _Question(position, self._document(record), timeout_s)
+
+    def _answer(self, asked: _Question) -> Outcome | None:
+        """Ask the database once; raise NotReached if there is no time left to ask again."""
+        failure: errors.InstepError | None = None
+        try:
+            found = self._query.find(asked.position, asked.document)
+        except (errors.Unreachable, errors.Transient) as error:
+            found, failure = None, error
+        if found is None and asked.is_over():
+            raise self._not_reached(asked.position, asked.timeout_s or 0.0, failure) from failure
+        return found
 
     def _document(self, record: Record) -> str | None:
         """Return the document that a record is about; None if it names none."""
@@ -91,3 +108,33 @@ class OutcomeReader:
             f" after {timeout_s:g} s{why}",
             f"check that it is running, and its lag: instep status {self.name}",
         )
+
+
+class _Question:
+    """A record that somebody waits for, and when to ask for it again."""
+
+    def __init__(
+        self, position: RecordPosition, document: str | None, timeout_s: float | None
+    ) -> None:
+        self.position, self.document, self.timeout_s = position, document, timeout_s
+        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._pause_s = FIRST_PAUSE_S
+
+    def is_over(self) -> bool:
+        return self._ends_at is not None and time.monotonic() >= self._ends_at
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next attempt. Pauses get longer."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        if self._ends_at is None:
+            return pause_s
+        return max(0.0, min(pause_s, self._ends_at - time.monotonic()))
+
+
+def _new_pool() -> ThreadPoolExecutor:
+    """Return the thread for questions from event loops. It starts with the first one.
+
+    One is enough, since questions share a connection. Those who wait take none of the threads that
+    the event loop has for other work.
+    """
+    return ThreadPoolExecutor(1, "instep-outcomes")

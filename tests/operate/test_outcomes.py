@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,10 +18,15 @@ import tomli_w
 import instep
 from instep import errors, settings
 from instep.kafka.connection import Cluster
+from instep.operate import dead_letters, parked
 from instep.operate.outcomes import OutcomeReader
+from instep.pipeline.apply import release
+from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.sinks import preparation
+from instep.sinks.journal_entries import Selection
 from instep.sinks.outcome_query import OutcomeQuery
 from tests.support import commands
+from tests.support.databases import run_sql
 from tests.support.pipelines import following
 from tests.support.runs import Run as Start
 from tests.support.runs import event
@@ -71,6 +77,75 @@ def test_a_receipt_tells_what_became_of_the_record(
     assert [one.document for one in found] == ["a", "a", "a", "b", "b", None, "a"]
     assert [one.reason for one in found][3:6] == ["TEXT_TOO_LONG", "WAITS_BEHIND", "NOT_JSON"]
     assert all(one.committed_at is not None for one in found)
+
+
+def test_what_the_pipeline_ignores_and_what_an_operator_decides(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic, missing="ignore")
+    with (
+        reader_of(pipeline) as reader,
+        instep.Publisher(cluster.bootstrap, topic, outcomes=reader) as publisher,
+    ):
+        run_sql(url, "INSERT INTO contract_document (doc_no) VALUES ('a')")
+        unknown = send(publisher, "z", 1)
+        quarantined = [
+            send(publisher, "a", 1, status=TOO_LONG),
+            send(publisher, "a", 2),
+            publisher.send_raw(b"a", b"{"),
+        ]
+        runner(pipeline)
+        assert unknown.applied(PATIENCE_S).verdict == "ignored"
+        found = [one.applied(PATIENCE_S).verdict for one in quarantined]
+        assert found == ["parked", "parked", "dead"]
+        with MaintenanceSession("contracts", pipeline, "ann") as session:
+            parked.skip(session, "a", "the printer lied", execute=True)
+            release.release(session, "a", execute=True)
+            dead_letters.drop(session, Selection(), "a test", execute=True)
+        decided = [one.applied(PATIENCE_S) for one in quarantined]
+    assert [(one.verdict, one.reason, one.detail) for one in decided] == [
+        ("skipped", "TEXT_TOO_LONG", "the printer lied"),
+        ("released", "applied", None),
+        ("dropped", "NOT_JSON", "a test"),
+    ]
+    assert all(one.committed_at is not None for one in decided)
+
+
+def test_an_event_loop_goes_on_while_tasks_wait_for_the_pipeline(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start
+) -> None:
+    """Let more tasks wait than the event loop has threads."""
+    pipeline = following(new_database("sqlite"), topic)
+
+    async def main(reader: OutcomeReader) -> list[str]:
+        async with instep.AsyncPublisher(cluster.bootstrap, topic, outcomes=reader) as publisher:
+            receipts = []
+            for number in range(40):
+                key, body = event(f"d{number}", 1)
+                receipts.append(await publisher.enqueue_raw(key, json.dumps(body).encode()))
+            with pytest.raises(errors.NotReached, match="'contracts' has not reached"):
+                await receipts[0].applied_async(0.1)
+            tasks = [asyncio.create_task(one.applied_async(PATIENCE_S)) for one in receipts]
+            given_up = asyncio.create_task(receipts[1].applied_async())
+            await publisher.flush()  # in one of the event loop's threads
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            assert not any(task.done() for task in tasks)
+            await asyncio.to_thread(runner, pipeline)
+            return [outcome.verdict for outcome in await asyncio.gather(*tasks)]
+
+    with reader_of(pipeline) as reader:
+        assert asyncio.run(main(reader)) == ["applied"] * 40
+
+    async def refused() -> None:
+        async with instep.AsyncPublisher(cluster.bootstrap, topic) as publisher:
+            receipt = await publisher.enqueue(instep.StatusEvent(document="a", status="X"))
+            with pytest.raises(errors.SettingsError, match=r"outcomes=instep\.OutcomeReader"):
+                await receipt.applied_async(1)
+
+    asyncio.run(refused())
 
 
 def test_a_pipeline_without_history_tells_that_it_processed_the_record(
@@ -154,10 +229,10 @@ def write_settings(folder: Path, bootstrap: str, topic: str, url: str) -> None:
     (folder / "instep.toml").write_text(tomli_w.dumps(declared), encoding="utf-8")
 
 
-def run_example(folder: Path, bootstrap: str, topic: str) -> str:
-    """Run the example of the guide beside a running pipeline, and return what it prints."""
+def run_examples(folder: Path, bootstrap: str, topic: str) -> str:
+    """Run the examples of the guide beside a running pipeline, and return what they print."""
     page = (ROOT / "docs" / "guides" / "publish-status-events.md").read_text(encoding="utf-8")
-    [program] = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    program = "\n".join(re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     program = program.replace("localhost:9092", bootstrap).replace("print-status", topic)
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -194,7 +269,7 @@ def test_the_command_and_the_example_of_the_guide_wait_for_a_record(
     shown = commands.run(["await", position, "--json"], cwd=tmp_path, env=dict(os.environ))
     [found] = json.loads(shown.stdout)
     assert (found["pipeline"], found["outcome"]["verdict"]) == ("contracts", "applied")
-    assert run_example(tmp_path, cluster.bootstrap, topic) == "applied None\n"
+    assert run_examples(tmp_path, cluster.bootstrap, topic) == "applied None\nrepeated None\n"
     for wrong, words in (
         ("status-0-1", "write TOPIC:PARTITION:OFFSET"),
         ("nowhere:0:0", "no pipeline follows topic 'nowhere'"),
