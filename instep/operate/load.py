@@ -288,9 +288,9 @@ class _Loader:
         position = self._position(stored.number)
         next_row = position.next_offset if position else 1
         count = 0
-        pace = _Pace(self._request.rate)
+        pace = Pace(self._request.rate)
         for rows in self._batches(next_row, stored.mark):
-            pace.wait(count)
+            pace.wait(len(rows.records))
             self._apply(rows, writer, stored.number)
             count += len(rows.records)
             self._show("loading", rows)
@@ -500,16 +500,27 @@ def _state_of_file(source: RowSource) -> tuple[int, ...] | None:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-class _Pace:
-    """Keeps the number of rows per second below a rate."""
+class Pace:
+    """Keeps the number of rows per second below a rate.
 
-    def __init__(self, rate: float | None) -> None:
-        self._rate, self._began = rate, time.monotonic()
+    After a pause, for example of the database, nothing is made up for: that would be a burst.
+    """
+
+    def __init__(
+        self,
+        rate: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate, self._clock, self._sleep = rate, clock, sleep
+        self._free_at = clock()
 
     def wait(self, rows: int) -> None:
-        """Wait until this number of rows may have been applied."""
-        if self._rate is not None:
-            time.sleep(max(0.0, self._began + rows / self._rate - time.monotonic()))
+        """Wait until this number of further rows may be applied."""
+        if self._rate is None:
+            return
+        self._sleep(max(0.0, self._free_at - self._clock()))
+        self._free_at = max(self._free_at, self._clock()) + rows / self._rate
 
 
 def _read_ahead(batches: Callable[[], Iterator[RowBatch]]) -> Iterator[RowBatch]:

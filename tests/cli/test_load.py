@@ -15,6 +15,7 @@ from instep.sinks.target import Position
 from tests.support.cli import instep, refused_in_process, reported, settings_text
 from tests.support.databases import declare
 from tests.support.loading import history, row, write_lines
+from tests.support.terminals import OnTerminal
 from tests.support.transactions import Open, begun, table
 
 NewDatabase = Callable[[str], str]
@@ -115,3 +116,16 @@ def test_a_load_ends_with_a_comparison(
     assert done.returncode == 0, done.stderr
     assert "5          5        0      0        0          0       0" in done.stdout
     assert done.stderr.splitlines()[-1] == "contracts: in step with file source.jsonl"
+
+
+def test_a_terminal_shows_the_progress_of_a_slow_load(tmp_path: Path, open_sink: Open) -> None:
+    prepare(tmp_path, "sqlite:///contracts.db")
+    begun(open_sink(declare(f"sqlite:///{tmp_path}/contracts.db", topic="t")))
+    write_lines(tmp_path / "source.jsonl", [row(f"d{n}", 1) for n in range(100)])
+    command = ("load", "contracts", "--from", "source.jsonl", "--no-reconcile", "--execute")
+    with OnTerminal(tmp_path, *command, "--rate", "50", columns=120) as run:
+        run.wait_for(r"loading [\u2501\u2500]+ \d+ of 100 rows \d:\d\d:\d\d left:")
+        assert run.rest() == 0
+        assert run.wait_for(r"^contracts +1 +100 +100 ")
+    done = instep(tmp_path, *command, "--restart", "--rate", "1000")
+    assert (done.returncode, "loading" in done.stderr) == (0, False), done.stderr

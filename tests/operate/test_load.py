@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,46 @@ def test_csv_and_parquet_files_are_loaded(
     file.write_bytes(b"PAR")
     with pytest.raises(errors.SettingsError, match="not a Parquet file"):
         loaded(pipeline, file, restart=True)
+
+
+def test_a_pace_never_makes_up_for_a_pause() -> None:
+    """Let one batch take two seconds by a clock of the test."""
+    now, begun_at = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    pace = load.Pace(100, clock=lambda: now, sleep=sleep)
+    for number in range(20):
+        pace.wait(20)
+        begun_at.append(now)
+        now += 2.0 if number == 9 else 0.01
+    for first in begun_at:
+        within = [at for at in begun_at if first <= at < first + 0.999]
+        assert len(within) * 20 <= 100, first
+    assert begun_at[-1] == pytest.approx(19 * 0.2 + 1.8)
+    free = load.Pace(None, clock=lambda: now, sleep=sleep)
+    before = now
+    free.wait(1_000_000)
+    assert now == before
+
+
+def test_a_load_with_a_rate_is_no_faster(
+    new_database: NewDatabase, open_sink: Open, tmp_path: Path
+) -> None:
+    """Compare the rows with the time at each step: a busy machine can only be slower."""
+    pipeline = declare(new_database("sqlite"))
+    begun(open_sink(pipeline))
+    file = write_lines(tmp_path / "source.jsonl", [row(f"d{n}", 1) for n in range(300)])
+    began, steps = time.monotonic(), list[tuple[float, int]]()
+
+    def note(what: str, done: int, _total: int, _unit: str) -> None:
+        if what == "loading":
+            steps.append((time.monotonic() - began, done))
+
+    request = load.LoadRequest(RowSource(file=str(file)), rate=200, batch_rows=1_000)
+    report = load.run("contracts", pipeline, request, execute=True, progress=note)
+    assert report.totals["applied"] == 300
+    assert [done for _, done in steps] == [40, 80, 120, 160, 200, 240, 280, 300]
+    assert all(done <= 200 * elapsed + 40 for elapsed, done in steps), steps
