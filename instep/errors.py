@@ -417,6 +417,7 @@ class SourceRestored(NamedStop):
 
     code = "SOURCE_RESTORED"
     usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
+    fades = False  # whether a source that goes on being used will no longer show it
 
 
 class PositionMissing(NamedStop):

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -132,8 +132,14 @@ class RelaySession:
             )
             resources.callback(self._identity.close)
             self._writer = writer
-            self._find_position(lease)
-            self._publish_while_reachable(lease, once=once)
+            try:
+                self._find_position(lease)
+                self._publish_while_reachable(lease, once=once)
+            except errors.SourceRestored as stop:
+                if stop.fades:
+                    with suppress(errors.InstepError):  # the stop is what counts
+                        lease.mark_restored()
+                raise
 
     # --- the position --------------------------------------------------------------------------
 
@@ -179,12 +185,17 @@ class RelaySession:
 
     def _check_source(self, row: LeaseRow) -> None:
         if row.source_id != self._position.source_id:
-            raise restored(self._name, "it is another database, or its tables were created again")
+            raise restored(
+                self._name,
+                "it is another database, its tables were created again, or this relay has stopped"
+                " before because it is older",
+            )
         if row.beat < self._position.beat:
             raise restored(
                 self._name,
                 f"its lease was renewed {row.beat} times, and {self._position.beat} times when"
                 " the relay last published",
+                fades=True,  # every process that starts renews the lease
             )
 
     # --- publishing ----------------------------------------------------------------------------

@@ -89,6 +89,13 @@ class Lease:
         if not self._update("started = 1", (), "holder = ?", (self.holder,)):
             raise errors.LeaseLost(f"another process of relay {self._name!r} has taken over")
 
+    def mark_restored(self) -> None:
+        """Give the source a new id: it is not the one from which the relay has published.
+
+        A counter that shows this will have caught up one day; the id stays.
+        """
+        self._update("source_id = ?", (str(uuid.uuid4()),), "holder = ?", (self.holder,))
+
     def release(self, published_rows: int | None = None) -> None:
         """Give the lease back, so that a standby takes over at once."""
         with suppress(Exception):  # it expires by itself

@@ -137,8 +137,13 @@ def _bytes(value: Any) -> bytes:
     return _text(value).encode()
 
 
-def restored(name: str, why: str) -> errors.SourceRestored:
-    """Return the stop for a source that is older than what was published from it."""
-    return errors.SourceRestored(
+def restored(name: str, why: str, *, fades: bool = False) -> errors.SourceRestored:
+    """Return the stop for a source that is older than what was published from it.
+
+    `fades` says that the reason is a counter that goes on counting.
+    """
+    stop = errors.SourceRestored(
         f"the source of relay {name!r} is not what it was when the relay last published: {why}"
     )
+    stop.fades = fades
+    return stop

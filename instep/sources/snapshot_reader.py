@@ -227,7 +227,8 @@ class SnapshotReader(OutboxReader):
         if timeline != position["timeline"]:
             self._refuse_lost_end(position, timeline)
         if self._side.value("SELECT pg_current_wal_insert_lsn() < ?::pg_lsn", (position["lsn"],)):
-            raise restored(self._name, f"its log ends before {position['lsn']}, which was read")
+            why = f"its log ends before {position['lsn']}, which was read"
+            raise restored(self._name, why, fades=True)
 
     def _refuse_lost_end(self, position: dict[str, Any], timeline: int) -> None:
         """After a failover, check that the new server has everything that was read."""
@@ -239,7 +240,8 @@ class SnapshotReader(OutboxReader):
             raise restored(
                 self._name,
                 f"it is on timeline {timeline} and was on {position['timeline']}, and the user of"
-                " the relay cannot read where the timelines parted (right: pg_read_server_files)",
+                " the relay cannot read where the timelines parted (right: EXECUTE on function"
+                " pg_read_file(text))",
             )
         if self._side.value("SELECT ?::pg_lsn < ?::pg_lsn", (switched, position["lsn"])):
             raise restored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,31 @@ def test_every_committed_row_is_published_once_and_in_order(
         first.process.kill()
     assert not difference(shop, cluster, relay.topic)
     assert run_once(name, relay, cluster)[0].rows == 0
+
+
+def test_a_standby_takes_over_from_a_process_that_was_killed(
+    new_database: Callable[[str], str], cluster: Cluster, tmp_path: Path
+) -> None:
+    """Print how long it took: the time depends on the machine, so it is no condition."""
+    name, relay = declare(new_database("sqlite"), cluster)
+    shop = PrintShop(relay, name)
+    first = RelayProcess(tmp_path, name, relay, cluster.bootstrap)
+    standby = None
+    try:
+        shop.work(2)
+        wait_until(agrees(shop, cluster, relay.topic), "the first records")
+        standby = RelayProcess(tmp_path, name, relay, cluster.bootstrap)
+        wait_until(lambda: standby.said("standing by"), "the standby")
+        first.end(signal.SIGKILL)
+        killed_at = time.monotonic()
+        shop.work(2, seed=1)
+        wait_until(agrees(shop, cluster, relay.topic), "the standby's records")
+        print(f"take-over: {time.monotonic() - killed_at:.1f} s after kill -9")  # noqa: T201
+        assert standby.end() == 0
+    finally:
+        for process in filter(None, (first, standby)):
+            process.process.kill()
+            process.process.wait()
 
 
 def test_a_run_until_the_outbox_is_empty_ends_when_readers_see_its_records(

@@ -18,7 +18,13 @@ from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
 from instep.sinks import target
 from instep.sources.connection import SourceConnection
-from tests.relay.support import run_once
+from tests.relay.restored_servers import (
+    SERVERS,
+    RecoveringPostgres,
+    copy_data,
+    restore_data,
+)
+from tests.relay.support import declare, run_once
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop, difference, published
 from tests.support.runs import send
@@ -52,6 +58,76 @@ def test_a_source_restored_from_a_backup_stops_the_relay(
     assert plan.published_rows == rows
     reset.execute(name, relay, cluster, "start")
     assert run_once(name, relay, cluster)[0].rows > 0
+
+
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
+def test_a_server_with_the_data_of_a_backup_stops_the_relay_for_good(
+    kind: str, cluster: Cluster
+) -> None:
+    """Start the relay again and again: each start renews the lease, so its counter catches up."""
+    with SERVERS[kind]() as server:
+        name, relay = declare(server.address, cluster)
+        shop = PrintShop(relay, name)
+        shop.work(5)
+        run_once(name, relay, cluster)
+        copy = copy_data(server)
+        shop.work(20, seed=1)
+        for seed in range(2, 4):
+            shop.work(2, seed=seed)
+            run_once(name, relay, cluster)
+        before = published(cluster, relay.topic)
+        restore_data(server, copy)
+        server.start()
+        with pytest.raises(errors.SourceRestored, match="its lease was renewed"):
+            run_once(name, relay, cluster)
+        shop.work(20, seed=4)
+        for _ in range(4):
+            with pytest.raises(errors.SourceRestored, match="stopped before because it is older"):
+                run_once(name, relay, cluster)
+        assert published(cluster, relay.topic) == before
+        reset.execute(name, relay, cluster, "start")
+        assert run_once(name, relay, cluster)[0].rows > 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_promoted_postgres_stops_the_relay_only_if_it_lost_what_was_read(
+    is_lost: bool, cluster: Cluster
+) -> None:
+    """Promote the complete data, or a copy without the transactions that were published last."""
+    with RecoveringPostgres() as server:
+        name, relay = declare(server.url, cluster)
+        shop = PrintShop(relay, name)
+        shop.work(5)
+        run_once(name, relay, cluster)
+        copy = copy_data(server) if is_lost else None
+        shop.work(5, seed=1)
+        run_once(name, relay, cluster)
+        before = published(cluster, relay.topic)
+        if copy is None:
+            server.stop()
+        else:
+            restore_data(server, copy)
+            server.start()
+            # The lease is renewed once a second: it may be one that the copy has, too.
+            run_sql(server.url, "UPDATE instep_relays SET beat = beat + 1000")
+            with pytest.raises(errors.SourceRestored, match=r"its log ends before \w+/\w+"):
+                run_once(name, relay, cluster)
+            restore_data(server, copy)
+        server.promote()
+        run_sql(server.url, "UPDATE instep_relays SET beat = beat + 1000")
+        with pytest.raises(errors.SourceRestored, match=r"parted .*pg_read_file\(text\)"):
+            run_once(name, relay, cluster)
+        server.stop()
+        server.run_as_superuser("GRANT EXECUTE ON FUNCTION pg_read_file(text) TO instep")
+        server.start()
+        shop.work(20, seed=2)
+        if is_lost:
+            with pytest.raises(errors.SourceRestored, match="timeline 2 begins at"):
+                run_once(name, relay, cluster)
+            assert published(cluster, relay.topic) == before
+        else:
+            assert run_once(name, relay, cluster)[0].rows > 0
+            assert not difference(shop, cluster, relay.topic)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
