@@ -83,6 +83,14 @@ class SnapshotReader(OutboxReader):
     def next(self, limit: int) -> Batch | None:
         if self._is_spent:
             self._end_tick()
+        is_rest = self._is_open
+        batch = self._next_of_tick(limit)
+        if batch is None and is_rest:  # rows may have been committed since that tick began
+            batch = self._next_of_tick(limit)
+        return batch
+
+    def _next_of_tick(self, limit: int) -> Batch | None:
+        """Return the next rows of the open tick, or of a new one; None if it has none."""
         if not self._is_open and not self._begin_tick():
             return None
         rows = self._fetch(limit)

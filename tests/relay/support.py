@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import tomli_w
 
 from instep import settings
 from instep.kafka import position_topic, topics
@@ -45,16 +46,24 @@ def run_once(
     return progress, said
 
 
+def write_settings(folder: Path, name: str, relay: settings.Relay, bootstrap: str) -> Path:
+    """Write a settings file with one relay."""
+    declared = {
+        key: value
+        for key, value in msgspec.to_builtins(relay).items()
+        if value is not None and key != "columns"
+    }
+    file = folder / "instep.toml"
+    text = tomli_w.dumps({"kafka": {"bootstrap": bootstrap}, "relays": {name: declared}})
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
 class RelayProcess:
     """`instep relay run` in its own process."""
 
     def __init__(self, folder: Path, name: str, relay: settings.Relay, bootstrap: str) -> None:
-        text = (
-            f"[kafka]\nbootstrap = {bootstrap!r}\n"
-            f"[relays.{name}]\nsource = {relay.source!r}\ntopic = {relay.topic!r}\n"
-        )
-        file = folder / "instep.toml"
-        file.write_text(text, encoding="utf-8")
+        file = write_settings(folder, name, relay, bootstrap)
         self.log = folder / f"log-{uuid.uuid4().hex[:6]}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -33,3 +33,24 @@ def test_a_tick_ends_while_its_records_are_on_their_way(
     assert reader.next(10) is None
     assert run_sql(url, states) == [(0,)]
     reader.close()
+
+
+def test_rows_that_were_committed_during_a_tick_are_read_behind_it(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    """Let a tick have nothing left: the outbox is not empty because of that."""
+    url = new_database("postgres")
+    name, relay = declare(url, cluster)
+    PrintShop(relay, name)
+    insert = "INSERT INTO instep_outbox (document, value) VALUES ('{}', '{{}}')"
+    run_sql(url, insert.format("a"), insert.format("b"))
+    reader = SnapshotReader(relay, name)
+    found = reader.next(2)
+    assert found is not None
+    assert [row.document for row in found.rows] == ["a", "b"]
+    run_sql(url, insert.format("c"))
+    later = reader.next(2)
+    assert later is not None
+    assert [row.document for row in later.rows] == ["c"]
+    assert reader.next(2) is None
+    reader.close()
