@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,6 +92,15 @@ def test_the_reference_covers_every_rule_error_setting_and_public_name() -> None
         assert f"\n## instep {command}\n" in pages["reference/commands.md"]
     for name in instep.__all__:
         assert f"\n## {name}\n" in pages["reference/python.md"]
+
+
+def test_the_quickstart_lists_every_extra() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    table = page.partition("| extra |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    listed = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == declared["project"]["optional-dependencies"].keys()
 
 
 def test_an_undocumented_public_name_is_an_error() -> None:
