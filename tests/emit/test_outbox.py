@@ -20,13 +20,14 @@ import psycopg2
 import pymysql
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from instep import Outbox, OutboxColumns, StatusEvent, errors, settings
 from instep.sources import tables
 from tests.support.databases import run_sql
 
+ROOT = Path(__file__).parents[2]
 EVENT = StatusEvent(document="C-1", status="PRINTED", version=3, fields={"place": "Zürich"})
 VALUE = {"doc_id": "C-1", "status": "PRINTED", "version": 3, "place": "Zürich"}
 REFUSED = "the connection has no transaction"
@@ -196,6 +197,26 @@ with transaction.atomic():
     outbox.add(connection, event)
 """
 
+DJANGO_EXAMPLE = """
+import sys, django
+from django.conf import settings
+settings.configure(
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}}}
+)
+django.setup()
+{example}
+
+class PrintJob(models.Model):
+    id = models.TextField(primary_key=True)
+    status = models.TextField()
+    version = models.IntegerField()
+
+    class Meta:
+        app_label, db_table = "shop", "print_job"
+
+mark_printed(PrintJob.objects.all(), "C-1")
+"""
+
 
 @pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
 def test_django(outbox_url: str, tmp_path: Path) -> None:
@@ -211,6 +232,87 @@ def test_django(outbox_url: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(REFUSED)
     assert [document for document, _, _ in stored(outbox_url)] == ["C-1"]
+
+
+def example(heading: str) -> str:
+    """Return the program below a heading of the guide."""
+    page = ROOT / "docs" / "guides" / "relay-an-outbox.md"
+    _, found, rest = page.read_text(encoding="utf-8").partition(f"\n### {heading}\n")
+    assert found, heading
+    return rest.partition("```python\n")[2].partition("```")[0]
+
+
+def run_example(heading: str) -> dict[str, Any]:
+    """Run the program below a heading of the guide, and return its names."""
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example(heading), heading, "exec", dont_inherit=True), names)
+    return names
+
+
+def create_jobs(url: str) -> None:
+    run_sql(
+        url,
+        "CREATE TABLE print_job (id varchar(50) PRIMARY KEY, status varchar(20), version integer)",
+        "INSERT INTO print_job VALUES ('C-1', 'CREATED', 1)",
+    )
+
+
+def is_marked(url: str) -> bool:
+    """Return whether the example has changed the job and added its event."""
+    [(document, value, _)] = stored(url)
+    job = run_sql(url, "SELECT id, status, version FROM print_job")
+    return job == [(document, value["status"], value["version"])] == [("C-1", "PRINTED", 2)]
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+def test_the_example_with_sqlalchemy(outbox_url: str) -> None:
+    create_jobs(outbox_url)
+    names = run_example("SQLAlchemy")
+    engine = sa.create_engine(
+        outbox_url.replace("postgresql:", "postgresql+psycopg:").replace(
+            "mariadb:", "mariadb+pymysql:"
+        )
+    )
+    try:
+        with Session(engine) as session:
+            names["mark_printed"](session, "C-1")
+    finally:
+        engine.dispose()
+    assert is_marked(outbox_url)
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite", "postgres"], indirect=True)
+def test_the_example_with_asyncio(outbox_url: str) -> None:
+    create_jobs(outbox_url)
+    names = run_example("asyncio")
+
+    async def main() -> None:
+        engine = create_async_engine(
+            outbox_url.replace("postgresql:", "postgresql+asyncpg:").replace(
+                "sqlite:", "sqlite+aiosqlite:"
+            )
+        )
+        async with AsyncSession(engine) as session:
+            await names["mark_printed"](session, "C-1")
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert is_marked(outbox_url)
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_the_example_with_django(outbox_url: str, tmp_path: Path) -> None:
+    create_jobs(outbox_url)
+    script = tmp_path / "use_example.py"
+    script.write_text(DJANGO_EXAMPLE.format(example=example("Django")), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), outbox_url.removeprefix("sqlite:///")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert is_marked(outbox_url)
 
 
 def test_names_of_tables_and_columns_are_quoted_and_headers_need_a_column() -> None:
