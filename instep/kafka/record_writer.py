@@ -146,7 +146,7 @@ class RecordWriter:
             try:
                 self._producer.produce(topic or self._topic, value, key, headers=headers)
             except BufferError:
-                self._producer.poll(0.05)
+                self._wait(lambda: self._producer.poll(0.05))
             except KafkaException as failure:
                 if failure.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise RecordRefused(failure.args[0].str()) from None
@@ -209,7 +209,7 @@ class RecordWriter:
 
     def settle(self) -> None:
         """Wait until every record is acknowledged. The client keeps the order of a key."""
-        while self._producer.flush(CALL_TIMEOUT_S):
+        while self._wait(lambda: self._producer.flush(CALL_TIMEOUT_S)):
             if self._is_stopped():
                 raise errors.SessionEnded("the session was stopped before the broker answered")
         if self._failed is not None:
@@ -244,6 +244,13 @@ class RecordWriter:
                     ) from failure
             else:
                 return
+
+    def _wait(self, call: Callable[[], int]) -> int:
+        """Let the client work. It raises here that it was fenced, too."""
+        try:
+            return call()
+        except KafkaException as failure:
+            raise self._ended(failure) from failure
 
     def _call(self, call: Callable[[], None]) -> None:
         try:

@@ -318,6 +318,23 @@ def test_a_process_that_ignores_the_lease_is_fenced(
     heir.close()
 
 
+def test_a_fenced_process_ends_its_session_while_it_waits_for_the_broker(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Let the client tell it where no transaction is begun or committed."""
+    shop = open_shop("sqlite")
+    zombie, heir = _writer(shop, cluster), _writer(shop, cluster)
+    zombie.start()
+    zombie.begin()
+    heir.start()
+    zombie.add(b"job-1", b'{"version": 1}', [])
+    with pytest.raises(errors.SessionEnded, match="fenced by a newer instance"):
+        zombie.settle()
+    zombie.close()
+    heir.close()
+    assert published(cluster, shop.relay.topic) == {}
+
+
 def test_of_two_processes_that_start_at_the_same_time_one_publishes(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
