@@ -19,6 +19,8 @@ from instep.kafka.connection import Cluster
 from instep.relay import relay as relays
 from instep.relay.session import RelayProgress
 
+ROOT = Path(__file__).parents[2]
+
 
 def declare(url: str, cluster: Cluster, **changes: Any) -> tuple[str, settings.Relay]:
     """Create a topic, and return the name and the settings of a relay to it."""
@@ -55,19 +57,29 @@ def write_settings(folder: Path, name: str, relay: settings.Relay, bootstrap: st
     }
     file = folder / "instep.toml"
     text = tomli_w.dumps({"kafka": {"bootstrap": bootstrap}, "relays": {name: declared}})
-    file.write_text(text, encoding="utf-8")
+    if not file.exists() or file.read_text(encoding="utf-8") != text:  # others may be reading it
+        file.write_text(text, encoding="utf-8")
     return file
 
 
 class RelayProcess:
-    """`instep relay run` in its own process."""
+    """`instep relay run` in its own process, or another module that runs the command."""
 
-    def __init__(self, folder: Path, name: str, relay: settings.Relay, bootstrap: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        relay: settings.Relay,
+        bootstrap: str,
+        *,
+        module: str = "instep",
+    ) -> None:
         file = write_settings(folder, name, relay, bootstrap)
         self.log = folder / f"log-{uuid.uuid4().hex[:6]}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "instep", "relay", "run", name, "--config", str(file)],
+                [sys.executable, "-m", module, "relay", "run", name, "--config", str(file)],
+                cwd=ROOT,
                 stderr=log,
             )
 
