@@ -34,7 +34,7 @@ LONG = pytest.mark.long
     ("kind", "guarantee"),
     [
         ("sqlite", "at-least-once"),
-        ("postgres", "at-least-once"),
+        pytest.param("postgres", "at-least-once", marks=LONG),
         pytest.param("mariadb", "at-least-once", marks=LONG),
         pytest.param("mysql", "at-least-once", marks=LONG),
         pytest.param("sqlite", "exactly-once", marks=LONG),
