@@ -74,16 +74,16 @@ class OutcomeReader:
     ) -> None:
         self.close()
 
-    def _question(self, topic: str, record: Record, timeout_s: float | None) -> _Question:
+    def _question(self, topic: str, record: Record, timeout_s: float | None) -> _AskedRecord:
         if topic != self.topic:
             raise errors.SettingsError(
                 f"pipeline {self.name!r} follows topic {self.topic!r}, not {topic!r}",
                 "name the pipeline that follows the publisher's topic",
             )
         position = RecordPosition(topic, record.partition, record.offset)
-        return _Question(position, self._document(record), timeout_s)
+        return _AskedRecord(position, self._document(record), timeout_s)
 
-    def _answer(self, asked: _Question) -> Outcome | None:
+    def _answer(self, asked: _AskedRecord) -> Outcome | None:
         """Ask the database once; raise NotReached if there is no time left to ask again."""
         failure: errors.InstepError | None = None
         try:
@@ -110,7 +110,7 @@ class OutcomeReader:
         )
 
 
-class _Question:
+class _AskedRecord:
     """A record that somebody waits for, and when to ask for it again."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """What a resident task does for a stream without a transformation: copy records to its topic.
 
-The thread of the share reads and adds records; other threads commit them (`publishers.py`).
+The thread of the share reads and adds records; `partition_publishers.py` commits them in others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from instep.kafka.connection import Cluster
 from instep.pipeline.resident.assignments import FlowKey
 from instep.pipeline.resident.share import Send, Share, ShareSource
 from instep.streams import output
+from instep.streams.partition_publishers import PartitionPublishers
 from instep.streams.plan import StreamPlan, cluster_of
 from instep.streams.publisher import SourceRecords
-from instep.streams.publishers import Publishers
 
 LINGER_S = 0.02
 READ_RECORDS_MAX = 40_000  # so that a commit and the next read overlap
@@ -50,7 +50,7 @@ class StreamShare(Share):
         )
         super().__init__(key, source, send)
         self._clients = cluster
-        self._publishers = Publishers(plan, cluster, self._stopped.is_set)
+        self._publishers = PartitionPublishers(plan, cluster, self._stopped.is_set)
 
     def _cluster(self) -> Cluster:
         return self._clients

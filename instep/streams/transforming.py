@@ -34,9 +34,9 @@ from instep.pipeline.transformed.batches import Range, TaskBatch
 from instep.pipeline.transformed.transformer import Transformer, record_frame
 from instep.pipeline.transformed.worker import RecordSource
 from instep.streams.output import OutputRecord
+from instep.streams.partition_publishers import PartitionPublishers
 from instep.streams.plan import StreamPlan
 from instep.streams.publisher import SourceRecords
-from instep.streams.publishers import Publishers
 
 BATCH_ROWS_MAX = 40_000
 BATCH_BYTES_MAX = 16 * 1024 * 1024
@@ -160,7 +160,7 @@ class TransformingStreamFlow(BatchFlow):
         self._plan, self._folder = plan, folder
         source = RecordSource(cluster.kafka, cluster.bootstrap, stream.source)
         self._outputs = OutputPlan(spark, source, plan, tasks=self._tasks)
-        self._publishers = Publishers(plan, cluster, self._stopped.is_set)
+        self._publishers = PartitionPublishers(plan, cluster, self._stopped.is_set)
         self._positions: dict[int, int] = {}  # what is committed
 
     # --- in the thread ----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ COMMITS_MAX = 16  # at the same time
 Committed = tuple[int, int, BatchOutcome]  # partition, next offset, outcome
 
 
-class Publishers:
+class PartitionPublishers:
     """A publisher for each partition, and the commits that are under way."""
 
     def __init__(self, plan: StreamPlan, cluster: Cluster, is_stopped: Callable[[], bool]) -> None:
