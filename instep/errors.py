@@ -5,6 +5,7 @@
     │   ├── TargetUnfit           the table does not fit the mapping
     │   ├── NoSuchDocument        the table cannot have a document with this id
     │   ├── NotParked             the document is not parked, or no longer
+    │   ├── NotBlocking           another event than the named one blocks the document
     │   ├── TopicMissing          the topic does not exist
     │   └── PortTaken             another program listens on the port
     │       └── PortLost          it took the port while the server was starting
@@ -116,6 +117,12 @@ class NotParked(SettingsError):
     """The named document is not parked, or no longer."""
 
     usual_remedy = "list the parked documents: instep parked list"
+
+
+class NotBlocking(SettingsError):
+    """Another event than the named one blocks the document, or blocks it now."""
+
+    usual_remedy = "see which event blocks it: instep parked show"
 
 
 class TopicMissing(SettingsError):

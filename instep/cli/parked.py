@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,6 +150,8 @@ def release(
         ),
     ] = None,
     reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
     everything: All = False,
     why: Why = None,
     pipeline: PipelineName = None,
@@ -165,9 +166,10 @@ def release(
     from instep.pipeline.apply import release as releasing
 
     owners = quarantine.Owners(url)
-    if not documents and not reason and not everything:
+    if not documents and not any((reason, since, until, everything)):
         raise errors.SettingsError(
-            "no documents are selected", "name documents, or give --reason NAME or --all"
+            "no documents are selected",
+            "name documents, or give --reason NAME, --since, --until or --all",
         )
     changes: list[Change] = []
     missing: list[str] = []
@@ -176,7 +178,7 @@ def release(
         terminal.ProgressLine(sys.stderr) as line,
     ):
         names = list(dict.fromkeys(map(owners.document, documents or ()))) or _parked_documents(
-            session, reason
+            session, reason, since, until
         )
         for number, name in enumerate(names):
             line.update("releasing", number, len(names), "documents")
@@ -206,6 +208,12 @@ def release(
 def skip(
     document: Document,
     why: RequiredWhy,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="PARTITION:OFFSET", help="Only if this event blocks the document."
+        ),
+    ] = None,
     pipeline: PipelineName = None,
     execute: Execute = False,
     url: SinkUrl = None,
@@ -214,13 +222,14 @@ def skip(
     _debug: Debug = False,
 ) -> None:
     """Skip the event that blocks a document, with a reason; then run `parked release`."""
-    from instep.operate import parked
+    from instep.operate import parked, selection
 
     owners = quarantine.Owners(url)
     options.require_reason(why)
     name = owners.selected(pipeline)
     with owners.session(name) as session:
-        event, waiting = parked.skip(session, document, why, execute=execute)
+        planned = selection.parse_position(session.sink.target.topic, at) if at else None
+        event, waiting = parked.skip(session, document, why, execute=execute, planned=planned)
     if as_json:
         output.print_json(
             {
@@ -235,15 +244,18 @@ def skip(
     if not execute:
         output.say_dry_run()
     elif waiting:
-        quoted = showing.plain(shlex.quote(document))
+        quoted = showing.shell_word(document)
         output.say(f"{waiting} still waiting: instep parked release {quoted} --execute")
     else:
         output.say("the document is no longer parked")
 
 
-def _parked_documents(session: MaintenanceSession, reason: str | None) -> list[str]:
+def _parked_documents(
+    session: MaintenanceSession, reason: str | None, since: str | None, until: str | None
+) -> list[str]:
     with session.read() as sink:
-        heads = sink.journal.parked_heads(quarantine.select(session, reason=reason))
+        chosen = quarantine.select(session, (), reason, since, until)
+        heads = sink.journal.parked_heads(chosen)
     return [head.document for head in heads]
 
 

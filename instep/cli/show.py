@@ -77,7 +77,8 @@ def _print_timeline(one: Timeline) -> None:
     document = showing.plain(one.document)
     typer.echo(f"document {document} of pipeline {one.pipeline}, from the {one.source}")
     if one.waiting:
-        typer.echo(f"parked: {one.waiting} events wait (instep parked show {document})")
+        quoted = showing.shell_word(one.document)
+        typer.echo(f"parked: {one.waiting} events wait (instep parked show {quoted})")
     topics = [event.position.topic for event in one.events if not event.position.is_loaded]
     newest_topic = topics[-1] if topics else None
     rows = []

@@ -23,14 +23,13 @@ from instep import errors
 from instep.console import access, live, rendering
 from instep.console.access import Doorkeeper, Person, PolicyMiddleware
 from instep.console.pages import ALL, STREAMS
-from instep.console.requests import ConsolePage, PageRequest
+from instep.console.requests import REPORT, ConsolePage, PageRequest
 from instep.console.workspace import Workspace
 
 FORM_BYTES_MAX = 4 << 20
 READ_PATIENCE_S = 20.0
 THREADS_MAX = 32
 FOREVER = "public, max-age=31536000, immutable"
-REPORT = "look at the console's output; if it happens again, report it with that output"
 
 log = logging.getLogger("instep.console")
 
@@ -234,8 +233,7 @@ def _answered(page: ConsolePage, view: PageRequest) -> Response:
         return _problem(view, error, _status(error))
     except Exception as error:
         log.exception("%s failed", page.path)
-        what = errors.InstepError(f"unexpected error: {type(error).__name__}: {error}", REPORT)
-        return _problem(view, what, 500)
+        return _problem(view, view.problem_of(error), 500)
 
 
 def _status(error: errors.InstepError) -> int:

@@ -7,6 +7,7 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from instep import extras
 from instep.document.showing import plain
@@ -22,6 +23,8 @@ UNKNOWN = markupsafe.Markup('<span class="unknown">unknown</span>')
 HIDDEN = markupsafe.Markup('<span class="unknown">hidden</span>')
 FRESHNESS_BOUND_S = 300.0  # of the last bucket but one: beyond it only "longer" is known
 SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+CHANGED_IN_FORMS = "\r\n\0"
+ENCODED = ".encoded"  # behind the name of a field whose value is percent-encoded
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -109,6 +112,22 @@ def shortened(value: str | None, characters: int) -> str:
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
+def exact(value: str) -> markupsafe.Markup:
+    """Return text for an attribute that is sent or copied: escaped, but otherwise as it is."""
+    return markupsafe.escape(value)
+
+
+def field(name: str, value: str) -> markupsafe.Markup:
+    """Return the name and the value of a form's field, so that exactly this value is submitted.
+
+    Browsers change line breaks in values of forms, and cannot hold a zero byte in them. A value
+    with such a character is percent-encoded; `PageRequest.texts` decodes it.
+    """
+    if any(one in value for one in CHANGED_IN_FORMS):
+        name, value = name + ENCODED, quote(value, safe="")
+    return markupsafe.Markup('name="{}" value="{}"').format(name, value)
+
+
 @functools.cache
 def asset(name: str) -> str:
     """Return the URL of a static file. It changes with the content, so browsers may keep it."""
@@ -128,6 +147,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "exact": exact,
         "freshness": freshness,
         "instant": instant,
         "instant_ms": instant_ms,
@@ -137,7 +157,7 @@ def environment() -> jinja2.Environment:
         "shown_bytes": shown_bytes,
         "size": size,
     }
-    made.globals |= {"asset": asset, "HIDDEN": HIDDEN, "UNKNOWN": UNKNOWN}
+    made.globals |= {"asset": asset, "field": field, "HIDDEN": HIDDEN, "UNKNOWN": UNKNOWN}
     return made
 
 

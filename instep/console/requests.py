@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +17,9 @@ from instep.console.access import Person
 from instep.console.workspace import Workspace
 from instep.pipeline.apply.maintenance import MaintenanceSession
 
+REPORT = "look at the console's output; if it happens again, report it with that output"
 READ_ONLY = "This console is read-only."
+DECODING = frozenset({"/dead/replay", "/parked/release"})  # actions that decode records
 VIEWER = "You are signed in as a viewer; this needs the role operator."
 
 
@@ -44,6 +47,19 @@ class PageRequest:
             return READ_ONLY
         return VIEWER if self.person.role != "operator" else None
 
+    def disabled(self, path: str, pipeline: str) -> str | None:
+        """Return why this person cannot act on a pipeline in this way, or None."""
+        if self.no_writes or path not in DECODING:
+            return self.no_writes
+        return self.workspace.needs_spark(pipeline)
+
+    def problem_of(self, error: Exception) -> errors.InstepError:
+        """Return an error for a page. The text of an unexpected one may contain values."""
+        if isinstance(error, errors.InstepError):
+            return error
+        what = f"unexpected error: {type(error).__name__}"
+        return errors.InstepError(what if self.hides_values else f"{what}: {error}", REPORT)
+
     @property
     def can_sign_out(self) -> bool:
         """Return whether the person has signed in with a password."""
@@ -60,8 +76,9 @@ class PageRequest:
         return values[0] if values else default
 
     def texts(self, name: str) -> list[str]:
-        """Return all values of a parameter, without empty ones."""
-        given = self._form.get(name) or self.request.query_params.getlist(name)
+        """Return all values of a parameter, without empty ones; see `rendering.field`."""
+        given = self._given(name)
+        given += [unquote(value) for value in self._given(name + rendering.ENCODED)]
         return [value for value in given if value]
 
     def integer(self, name: str, default: int, highest: int) -> int:
@@ -99,6 +116,9 @@ class PageRequest:
     def session(self, pipeline: str) -> AbstractContextManager[MaintenanceSession]:
         """Open a maintenance session as this person."""
         return self.workspace.session(pipeline, self.person.name)
+
+    def _given(self, name: str) -> list[str]:
+        return list(self._form.get(name) or self.request.query_params.getlist(name))
 
     def render(
         self, template: str, title: str, *, http_status: int = 200, **values: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 import uuid
@@ -17,7 +16,7 @@ import msgspec
 from instep import errors, settings
 from instep.console.command_runs import CommandRuns
 from instep.console.sampling import PipelineSampler
-from instep.document.showing import plain
+from instep.document.showing import shell_word
 from instep.kafka.connection import Cluster
 from instep.local import registry
 from instep.operate import status
@@ -27,6 +26,7 @@ from instep.pipeline.apply.maintenance import MaintenanceSession
 KAFKA_TIMEOUT_S = 5.0
 RESULTS_MAX = 200
 CACHED_MAX = 100
+NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
 
 Value = TypeVar("Value")
 
@@ -132,7 +132,19 @@ class Workspace:
         config = ["--config", str(self.options.config)] if self.options.config else []
         # an id may begin like an option
         end = ["--"] if any(item.startswith("-") for item in named) else []
-        return plain(shlex.join(["instep", *arguments, *config, *end, *named]))
+        words = ["instep", *arguments, *config, *end, *named]
+        if any("\0" in word for word in words):
+            return NO_COMMAND
+        return " ".join(map(shell_word, words))
+
+    def needs_spark(self, name: str) -> str | None:
+        """Return why the console cannot decode records of a pipeline, or None."""
+        if settings.pipeline(self.declared, name).transform is None:
+            return None
+        return (
+            f"Pipeline {name} has a transformation, which needs Spark. The console starts none:"
+            " use the command."
+        )
 
     def pipelines(self) -> Sequence[str]:
         """Return the names of the declared pipelines."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 
 def plain(text: str) -> str:
     """Escape what does not print, including line breaks and changes of the text direction."""
@@ -10,6 +12,22 @@ def plain(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def shell_word(text: str) -> str:
+    """Quote text as one word of a command for a shell, so that it arrives exactly as it is.
+
+    What does not print is written in its bytes, which all common shells read in $'…'.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_shell, text)) + "'"
+
+
+def _in_shell(one: str) -> str:
+    if one.isprintable():
+        return f"\\{one}" if one in "\\'" else one
+    return "".join(f"\\{byte:03o}" for byte in one.encode("utf-8", "surrogatepass"))
 
 
 def counted(count: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from instep import errors, settings
 from instep.document.reasons import Reason
 from instep.kafka import places
-from instep.sinks.journal_entries import LOAD_PREFIX, RecordPosition, Selection
+from instep.sinks.journal_entries import LOAD_PREFIX, RESULT_MARK, RecordPosition, Selection
 
 POSITION_CHARACTERS_MAX = 29  # 9 digits, a colon and 19 digits
 
@@ -35,18 +35,21 @@ def select(
 
 
 def parse_position(topic: str, text: str) -> RecordPosition:
-    """Parse PARTITION:OFFSET in a topic, or load:NUMBER:ROW."""
+    """Parse PARTITION:OFFSET in a topic, with #RESULT for a later result, or load:NUMBER:ROW."""
     if text.startswith(LOAD_PREFIX):
         load, _, row = text.removeprefix(LOAD_PREFIX).partition(":")
         if all(part.isascii() and part.isdigit() and len(part) < 20 for part in (load, row)):
             return RecordPosition(f"{LOAD_PREFIX}{load}", 0, int(row))
-    partition, _, offset = text.partition(":")
-    is_position = all(part.isascii() and part.isdigit() for part in (partition, offset))
+    partition, _, number = text.partition(":")
+    offset, mark, result = number.partition(RESULT_MARK)
+    numbers = (partition, offset, result) if mark else (partition, offset)
+    is_position = all(part.isascii() and part.isdigit() for part in numbers)
     if not is_position or len(text) > POSITION_CHARACTERS_MAX:
         raise errors.SettingsError(
             f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745, or load:NUMBER:ROW"
         )
-    return RecordPosition(topic, int(partition), int(offset))
+    log = f"{topic}{RESULT_MARK}{int(result)}" if mark and int(result) else topic
+    return RecordPosition(log, int(partition), int(offset))
 
 
 def parse_time(text: str | None) -> datetime | None:

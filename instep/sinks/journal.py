@@ -33,6 +33,7 @@ from instep.sinks.journal_entries import (
     ReasonCount,
     RecordPosition,
     RowOrigins,
+    SelectedLog,
     Selection,
     SpecialDocuments,
     number_of,
@@ -100,6 +101,10 @@ IN_RANGE = (
 COUNT_DEAD_LETTERS = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
 SELECT_DEAD_LETTERS = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
 SELECT_DEAD_LETTER_POSITIONS = f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_DEAD_LETTER_ENDS = (
+    "SELECT topic, {partition}, max({offset}), count(*), max({at}) FROM instep_dead_letters"
+    " WHERE pipeline = ?"
+)
 SELECT_DEAD_LETTER_REASONS = (
     "SELECT reason, count(*), min({at}), max({at}) FROM instep_dead_letters WHERE pipeline = ?"
 )
@@ -403,6 +408,14 @@ class Journal:
         rows = self._select(SELECT_DEAD_LETTER_POSITIONS + where + IN_LOG_ORDER, *values)
         return [RecordPosition(*row) for row in rows]
 
+    def dead_letter_ends(self, selection: Selection) -> list[SelectedLog]:
+        """Return how far the selected dead letters of each log reach."""
+        where, values = self._where(selection, by_key=True)
+        rows = self._select(
+            f"{SELECT_DEAD_LETTER_ENDS}{where} GROUP BY topic, {{partition}} ORDER BY 1, 2", *values
+        )
+        return [SelectedLog(RecordPosition(*row[:3]), row[3], _time(row[4])) for row in rows]
+
     def failed_transformations(self) -> set[RecordPosition]:
         """Return the records on which the transformation failed: all their results are missing."""
         if self.connection.target.slots == 1:
@@ -655,11 +668,26 @@ class Journal:
         rows = self._select(SELECT_DECISIONS + where + " ORDER BY {at}", *values)
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
 
-    def recent_decisions(self, limit: int, before: datetime | None = None) -> list[DecisionRecord]:
-        """Return the latest decisions, newest first; those before a time, if one is given."""
-        where, values = "", []
+    def recent_decisions(
+        self,
+        limit: int,
+        before: datetime | None = None,
+        after: RecordPosition | None = None,
+    ) -> list[DecisionRecord]:
+        """Return the latest decisions, newest first, and those of one time in log order.
+
+        With `before`, those before a time. With `after` too, and those at that time behind a
+        position: all decisions of a transaction have the same time.
+        """
+        where = ""
+        values: list[Any] = []
         if before is not None:
             where, values = " AND {at} < ?", [self.connection.bind(before)]
+        if before is not None and after is not None:
+            at = self.connection.bind(before)
+            where = f" AND {{at}} <= ? AND ({{at}} < ? OR {AFTER_POSITION.removeprefix(' AND ')})"
+            values = [at, at, after.topic, after.topic, after.partition, after.partition]
+            values.append(after.offset)
         order = " ORDER BY {at} DESC, topic, {partition}, {offset}" + _limit(limit)
         rows = self._select(SELECT_DECISIONS + where + order, *values)
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
@@ -823,6 +851,11 @@ class Journal:
         if selection.document is not None:
             parts.append("{key} = ?" if by_key else "document = ?")
             values.append(selection.document.encode() if by_key else selection.document)
+        if selection.up_to:
+            bound = "topic = ? AND {partition} = ? AND {offset} <= ?"
+            parts.append("(" + " OR ".join([bound] * len(selection.up_to)) + ")")
+            for position in selection.up_to:
+                values += _fields(position)
         if selection.positions:
             alternatives = []
             for (topic, partition), offsets in _by_partition(selection.positions).items():

@@ -169,9 +169,18 @@ class Selection(msgspec.Struct, frozen=True):
     until: datetime | None = None
     document: str | None = None
     positions: tuple[RecordPosition, ...] = ()
+    up_to: tuple[RecordPosition, ...] = ()  # of each log, the last one; none of other logs
 
     def __bool__(self) -> bool:
         return self != Selection()
+
+
+class SelectedLog(msgspec.Struct, frozen=True):
+    """How far a selection reaches in one log: its last position, its size, its latest time."""
+
+    end: RecordPosition
+    count: int
+    last: datetime
 
 
 class RowOrigins:

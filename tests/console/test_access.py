@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from instep.console.pages import ALL
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
 from tests.support import consoles
-from tests.support.consoles import PIPELINE, ConsoleFolder, parked_documents
+from tests.support.consoles import PIPELINE, ConsoleFolder, answered, parked_documents
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -24,19 +23,6 @@ if TYPE_CHECKING:
 READING = [page.path for page in ALL if not page.writes]
 WRITING = [page.path for page in ALL if page.writes]
 PASSWORD = "correct horse"
-
-
-def answered(
-    server: ConsoleServer, path: str, method: str = "GET", body: str = "", **headers: str
-) -> http.client.HTTPResponse:
-    """Send one request exactly as given."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body, named)
-    response = connection.getresponse()
-    response.read()
-    connection.close()
-    return response
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import html
+import re
 import shlex
+import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 import pytest
 
 from instep.console.server import ConsoleServer
+from instep.kafka.connection import Cluster
+from instep.operate import dead_letters
+from tests.support import consoles
 from tests.support.consoles import (
     HOSTILE_VALUES,
     LONG_STATUS,
     PIPELINE,
     TOPIC,
     ConsoleFolder,
+    answered,
+    confirmed,
+    cookie_of,
     parked_documents,
 )
 from tests.support.databases import run_sql
@@ -44,6 +55,14 @@ def decisions(office: ConsoleFolder, name: str) -> list[tuple[str, str, str, str
         "SELECT action, outcome, reason, actor FROM instep_decisions"
         f" WHERE document = '{name}' ORDER BY at",
     )
+
+
+def words_in_shell(command: str) -> list[str]:
+    """Return the words of a command as a shell passes them on."""
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True
+    )
+    return done.stdout.decode().split("\0")[:-1]
 
 
 def rejected(office: ConsoleFolder, reason: str) -> int:
@@ -166,15 +185,58 @@ def test_the_second_of_two_people_sees_what_happened(
     for one in (page, other):
         one.get_by_role("button", name="Skip as ann").click()
         one.wait_for_url("**/done?id=*")
-    # the first event is skipped, then the one behind it, which was never refused
-    page.goto(f"{console.address}parked/release?document=p5")
-    other.goto(f"{console.address}parked/release?document=p5")
-    assert "is no longer in quarantine" in page.inner_text("main")
-    assert "ann decided: skipped" in other.inner_text("main")
+    assert "1 skipped" in page.inner_text("main")
+    assert "p5 was left alone" in other.inner_text("main")
+    assert "ann decided about it: skipped" in other.inner_text("main")
+    assert "Nothing was changed" in other.inner_text("main")
+    # the event behind it was never refused: it still waits
+    assert [row[0] for row in decisions(office, "p5")] == ["skipped"]
+    assert "p5" in parked_documents(office)
+
+
+def test_an_action_needs_its_plan(console: ConsoleServer, office: ConsoleFolder) -> None:
+    """Refuse what did not come from the form of a plan, and show the plan."""
+    cookie = cookie_of(console)
+    before = rejected(office, "NOT_JSON")
+    for path in ("/parked/skip?document=p5", "/dead/drop?reason=NOT_JSON", "/dead/drop?all=1"):
+        answer = answered(
+            console,
+            path,
+            "POST",
+            "why=unseen",
+            Cookie=cookie,
+            Origin=f"http://127.0.0.1:{console.port}",
+        )
+        assert answer.status == 409, path
+        assert "look at the plan first" in answer.text
+    assert rejected(office, "NOT_JSON") == before
+    assert len(decisions(office, "p5")) == 1
+
+
+def test_two_people_release_a_document_at_once(
+    console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    """Apply its events once, and tell the other person who was faster."""
+    cookie = cookie_of(console)
+    path = "/parked/release?document=p5"
+    plans = [answered(console, path, Cookie=cookie) for _ in range(2)]
+    begin = threading.Barrier(2)
+
+    def confirm(number: int) -> str:
+        begin.wait(10)
+        return confirmed(console, cookie, path, plans[number], f"person {number}").text
+
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(confirm, (0, 1)))
+    first, second = sorted(texts, key=lambda text: "Nothing was changed" in text)
+    assert "1 applied" in first
+    assert "is no longer in quarantine" in second
+    assert "ann decided: released (applied)" in second
+    assert [row[0] for row in decisions(office, "p5")] == ["skipped", "released"]
     assert "p5" not in parked_documents(office)
 
 
-def test_selected_documents_are_released_together(
+def test_selected_documents_are_skipped_together(
     page: Page, console: ConsoleServer, office: ConsoleFolder
 ) -> None:
     page.goto(f"{console.address}parked?reason=TEXT_TOO_LONG")
@@ -233,15 +295,68 @@ def test_a_replay_that_is_refused_again_keeps_the_letter(
     assert rejected(office, "NOT_JSON") == before
 
 
-def test_a_whole_reason_is_dropped(
-    page: Page, console: ConsoleServer, office: ConsoleFolder
+def test_a_whole_reason_is_dropped_except_what_came_after_the_plan(
+    page: Page, console: ConsoleServer, office: ConsoleFolder, cluster: Cluster
 ) -> None:
+    before = rejected(office, "FIELD_MISSING")
     page.goto(f"{console.address}dead?reason=FIELD_MISSING")
     page.get_by_role("button", name="Plan to drop all of FIELD_MISSING").click()
+    page.wait_for_url("**/dead/drop?*")
+    assert "--until" in page.locator(".command code").inner_text()
+    for partition in (0, 1):  # the plan has no letter of partition 1 at all
+        consoles.apply(cluster, office, partition, [("later", {"doc_id": "later"})])
     page.get_by_label("Reason, kept").fill("all of them")
     page.get_by_role("button", name="Drop as ann").click()
     page.wait_for_url("**/done?id=*")
-    assert rejected(office, "FIELD_MISSING") == 0
+    assert f"{before} dropped" in page.inner_text("main")
+    assert rejected(office, "FIELD_MISSING") == 2
+
+
+def test_an_error_midway_shows_what_was_done_before(
+    console: ConsoleServer, office: ConsoleFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "CHUNK_LETTERS", 10)
+    cookie, path = cookie_of(console), "/dead/drop?reason=NOT_JSON"
+    [(offset,)] = run_sql(
+        office.url,
+        "SELECT \"offset\" FROM instep_dead_letters WHERE reason = 'NOT_JSON'"
+        ' ORDER BY "offset" LIMIT 1 OFFSET 25',
+    )
+    before = rejected(office, "NOT_JSON")
+    plan = answered(console, path, Cookie=cookie)
+    run_sql(
+        office.url,
+        "CREATE TRIGGER keep BEFORE DELETE ON instep_dead_letters"
+        f" WHEN old.\"offset\" = {offset} BEGIN SELECT RAISE(ABORT, 'kept by a trigger'); END",
+    )
+    try:
+        answer = confirmed(console, cookie, path, plan, "until the trigger")
+    finally:
+        run_sql(office.url, "DROP TRIGGER keep")
+    assert "An error ended the action" in answer.text
+    assert "20 dropped" in answer.text
+    assert rejected(office, "NOT_JSON") == before - 20
+    done = "SELECT count(*) FROM instep_decisions WHERE reason = 'until the trigger'"
+    assert run_sql(office.url, done) == [(20,)]
+
+
+def test_decisions_of_one_transaction_are_on_several_pages(
+    console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    values = ", ".join(
+        f"('{PIPELINE}', '{TOPIC}', {number % 2}, {number}, '2020-01-01 00:00:00.000000', 'many',"
+        " 'dropped', 'x', 'y', 'z')"
+        for number in range(250)
+    )
+    run_sql(office.url, f"INSERT INTO instep_decisions VALUES {values}")
+    cookie, path, found = cookie_of(console), "/decisions", []
+    while path:
+        text = answered(console, path, Cookie=cookie).text
+        found += re.findall(r'<td class="number">(\d:\d+)</td>\s*<td><a[^>]*>many<', text)
+        [path] = re.findall(r'<a href="([^"]*)">Earlier</a>', text) or [""]
+        path = html.unescape(path)
+    run_sql(office.url, "DELETE FROM instep_decisions WHERE document = 'many'")
+    assert sorted(found) == sorted(f"{number % 2}:{number}" for number in range(250))
 
 
 def test_decisions_name_actor_and_reason(
@@ -281,6 +396,19 @@ def test_lists_of_hostile_values_are_only_text(
     assert page.evaluate("window.hacked") is None
 
 
+def test_hostile_documents_are_selected_exactly(page: Page, console: ConsoleServer) -> None:
+    """Submit ids as they are, with line breaks, and spaces that a page shows escaped."""
+    page.goto(f"{console.address}parked?reason=TEXT_TOO_LONG")
+    page.get_by_label("Select all on this page").check()
+    count = page.locator("tbody input[type=checkbox]:checked").count()
+    page.get_by_role("button", name="Plan to release the selected").click()
+    page.wait_for_url("**/parked/release?*")
+    assert "no longer in quarantine" not in page.inner_text("main")
+    assert count >= len(HOSTILE_VALUES)
+    documents = page.get_by_role("region", name="Changes").locator("tbody td:nth-child(2)")
+    assert len(set(documents.all_inner_texts())) == count
+
+
 def test_hostile_parameters_are_only_text(page: Page, console: ConsoleServer) -> None:
     for path in ("document?id=", "dead?reason=", "parked?page=", "decisions?before=", "done?id="):
         page.goto(console.address + path + quote(HOSTILE_VALUES["image"]))
@@ -291,3 +419,20 @@ def test_hostile_parameters_are_only_text(page: Page, console: ConsoleServer) ->
 def test_a_long_status_is_shortened(page: Page, console: ConsoleServer) -> None:
     document(page, console, "p10")
     assert LONG_STATUS not in page.get_by_role("region", name="Timeline").inner_text()
+
+
+@pytest.mark.parametrize("name", HOSTILE_VALUES)
+def test_the_buttons_act_on_a_hostile_document(
+    page: Page, console: ConsoleServer, office: ConsoleFolder, name: str
+) -> None:
+    value = HOSTILE_VALUES[name]
+    document(page, console, value)
+    page.get_by_role("button", name="Skip the blocking event").click()
+    page.wait_for_url("**/parked/skip?*")
+    command = page.locator("[data-copy]").get_attribute("data-copy") or ""
+    assert words_in_shell(command)[-1] == value
+    page.get_by_label("Reason, kept").fill("hostile")
+    page.get_by_role("button", name="Skip as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "1 skipped" in page.inner_text("main")
+    assert value not in parked_documents(office)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from instep import errors
-from instep.operate import dead_letters, history, parked, timeline
+from instep.operate import dead_letters, history, parked, selection, timeline
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import Change
 from instep.sinks import journal
@@ -202,6 +202,66 @@ def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
         assert at.sink.journal.unapplied() == {
             RecordPosition(TOPIC, 0, offset) for offset in (2, 4, 5)
         }
+
+
+def test_only_the_planned_event_is_skipped(database_url: str, open_sink: Open) -> None:
+    """Leave the event behind it alone, which nobody has seen as the first one."""
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    batch = [("CREATED", 1), ("PRINTED", 2), ("QUEUED", 3)]
+    apply(sink, [event(at, "a", version, status) for at, (status, version) in enumerate(batch)])
+    first, second = RecordPosition(TOPIC, 0, 1), RecordPosition(TOPIC, 0, 2)
+    with session(database_url, transitions=MACHINE) as at:
+        with pytest.raises(errors.NotBlocking, match="is not blocked by the event at 0:2"):
+            parked.skip(at, "a", "too early", execute=True, planned=second)
+        parked.skip(at, "a", "the printer lied", execute=True, planned=first)
+        with pytest.raises(errors.NotBlocking, match="it waits for the one at 0:2"):
+            parked.skip(at, "a", "the same again", execute=True, planned=first)
+        assert [one.position for one in at.sink.journal.waiting_events("a")] == [second]
+        assert len(at.sink.journal.decisions(document="a")) == 1
+
+
+def test_a_selection_ends_where_its_plan_ended(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [record(0, "a", b"{"), record(1, "b", b"{")])
+    with session(database_url) as at:
+        [end] = at.sink.journal.dead_letter_ends(Selection(reason="NOT_JSON"))
+        assert (end.end, end.count) == (RecordPosition(TOPIC, 0, 1), 2)
+        apply(sink, [record(2, "c", b"{")])
+        seen = Selection(reason="NOT_JSON", up_to=(end.end,))
+        assert [one.offset for one in at.sink.journal.dead_letter_positions(seen)] == [0, 1]
+        until = Selection(until=end.last + timedelta(microseconds=1))
+        assert [one.offset for one in at.sink.journal.dead_letter_positions(until)] == [0, 1]
+
+
+def test_decisions_of_one_time_are_read_in_parts(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [record(offset, "a", b"{") for offset in range(5)])
+    with session(database_url) as at:
+        dead_letters.drop(at, Selection(), "all at once", execute=True)
+        read = at.sink.journal.recent_decisions
+        first = read(2)
+        rest = read(10, first[-1].at, first[-1].position)
+        assert [one.position.offset for one in first + rest] == [0, 1, 2, 3, 4]
+        assert read(10, first[-1].at) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("2:17", RecordPosition(TOPIC, 2, 17)),
+        ("2:17#3", RecordPosition(f"{TOPIC}#3", 2, 17)),
+        ("2:17#0", RecordPosition(TOPIC, 2, 17)),
+        ("load:1:5", RecordPosition("load:1", 0, 5)),
+    ],
+)
+def test_a_place_is_parsed(text: str, position: RecordPosition) -> None:
+    assert selection.parse_position(TOPIC, text) == position
+
+
+@pytest.mark.parametrize("text", ["2", "2:", "2:x", "2:1#", "2:1#x", ":1", "2:²"])
+def test_a_wrong_place_is_explained(text: str) -> None:
+    with pytest.raises(errors.SettingsError, match="is not a place"):
+        selection.parse_position(TOPIC, text)
 
 
 def test_a_dead_letter_of_a_parked_document_waits_in_line(

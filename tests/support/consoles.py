@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import http.client
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from confluent_kafka import Producer
@@ -47,8 +51,26 @@ HOSTILE_VALUES = {
     "stream": "\n\nevent: part\ndata: <b id=injected>x</b>\n\n",
     "sql": "'; DROP TABLE contract_document; --",
     "path": "../../etc/passwd%2e%2e%00",
+    "spaces": "a\xa0b\u3000c\xadd\u200be",
+    "control": "a\x01b\x7fc\x85d'e\\f",
     "emoji": "😀\u0301é\ufeff",
 }
+
+
+FIELD = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the console answers to one request."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    text: str
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """Return the hidden fields of the page's forms."""
+        return [(name, html.unescape(value)) for name, value in FIELD.findall(self.text)]
 
 
 class ConsoleFolder(msgspec.Struct, frozen=True):
@@ -165,6 +187,36 @@ def serving(
         server.stop()
         thread.join(30)
         assert not thread.is_alive()
+
+
+def answered(
+    server: ConsoleServer, path: str, method: str = "GET", body: str = "", **headers: str
+) -> Answer:
+    """Send one request exactly as given."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, named)
+    response = connection.getresponse()
+    text = response.read().decode("utf-8", "replace")
+    connection.close()
+    return Answer(response.status, response.headers, text)
+
+
+def cookie_of(server: ConsoleServer) -> str:
+    """Open a session with the token; return its cookie."""
+    response = answered(server, f"/start?token={server.door.token}")
+    assert response.status == 303
+    return str(response.headers["Set-Cookie"]).partition(";")[0]
+
+
+def confirmed(server: ConsoleServer, cookie: str, path: str, plan: Answer, why: str) -> Answer:
+    """Confirm a plan as its form does; return the page that follows."""
+    origin = f"http://127.0.0.1:{server.port}"
+    body = urlencode([*plan.fields, ("why", why)])
+    response = answered(server, path, "POST", body, Cookie=cookie, Origin=origin)
+    if response.status != 303:
+        return response
+    return answered(server, response.headers["location"], Cookie=cookie)
 
 
 def parked_documents(made: ConsoleFolder) -> set[str]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from instep.console.live import Source
 from instep.console.pages import (
+    actions,
     cluster,
     configuration,
+    decisions,
     documents,
     overdue,
     overview,
@@ -20,6 +22,8 @@ ALL: tuple[ConsolePage, ...] = (
     *overview.PAGES,
     *documents.PAGES,
     *quarantine.PAGES,
+    *actions.PAGES,
+    *decisions.PAGES,
     *overdue.PAGES,
     *cluster.PAGES,
     *repairs.PAGES,

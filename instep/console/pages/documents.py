@@ -24,6 +24,7 @@ class FoundDocument(msgspec.Struct, frozen=True):
     """What one pipeline knows of a document."""
 
     pipeline: str
+    document: str
     timeline: Timeline
     waiting: list[QuarantinedRecord]
     letters: list[QuarantinedRecord]
@@ -80,10 +81,11 @@ def record(view: PageRequest) -> Response:
 def _find(view: PageRequest, name: str, text: str) -> FoundDocument:
     with view.session(name) as session:
         found = timeline.read(session, text, view.workspace.shared_cluster)
+        document_id = str(session.decoder.document(text))
         with session.read() as sink:
-            waiting = sink.journal.waiting_events(str(session.decoder.document(text)))
+            waiting = sink.journal.waiting_events(document_id)
             letters = sink.journal.dead_letters(Selection(document=text), limit=100)
-    return FoundDocument(name, found, waiting, letters)
+    return FoundDocument(name, document_id, found, waiting, letters)
 
 
 def _position(view: PageRequest) -> RecordPosition:

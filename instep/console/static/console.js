@@ -71,7 +71,7 @@ document.addEventListener("click", (event) => {
 document.addEventListener("change", (event) => {
   const all = event.target.closest("[data-all]");
   if (!all) return;
-  for (const box of all.form.querySelectorAll(`input[name="${all.dataset.all}"]`)) box.checked = all.checked;
+  for (const box of all.form.querySelectorAll("input[type=checkbox]")) box.checked = all.checked;
 });
 
 document.addEventListener("htmx:afterSwap", (event) => showLocalTimes(event.target));

@@ -1,0 +1,514 @@
+"""Actions on quarantine: plan, confirm with a reason, and see what was done.
+
+An action is bound to its plan. It changes only what the plan shows or counts: an event that
+blocks a document now but not then, or a record that arrived later, is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from instep import errors
+from instep.console.log_places import place_of, position_at
+from instep.console.requests import DECODING, ConsolePage, PageRequest
+from instep.operate import dead_letters, log_replay, parked, selection
+from instep.pipeline.apply import maintenance, release
+from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.sinks.journal_entries import (
+    DecisionRecord,
+    QuarantinedRecord,
+    RecordPosition,
+    SelectedLog,
+    Selection,
+)
+from instep.sinks.stored_values import chunks
+
+SHOWN = 100
+PLANNED_MAX = 500
+# fields that bind an action to its plan: the event that blocks each document; else how far the
+# selected records reach in each log, and before which time they came
+BLOCKING, UP_TO, UNTIL = "blocking", "up_to", "until"
+
+
+log = logging.getLogger("instep.console")
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a person selected on a list, and did to it."""
+
+    pipeline: str
+    places: list[str]
+    documents: list[str]
+    reason: str | None
+    everything: bool
+
+    @property
+    def query(self) -> str:
+        """Return the parameters of the URL that selects the same."""
+        pairs = [("pipeline", self.pipeline)]
+        pairs += [("place", place) for place in self.places]
+        pairs += [("document", document) for document in self.documents]
+        if self.reason:
+            pairs.append(("reason", self.reason))
+        if self.everything:
+            pairs.append(("all", "1"))
+        return urlencode(pairs)
+
+    def check(self) -> None:
+        """Raise if nothing is selected."""
+        if not (self.places or self.documents or self.reason or self.everything):
+            raise errors.SettingsError(
+                "nothing is selected", "go back, and select at least one line or a whole reason"
+            )
+
+    @property
+    def items(self) -> list[str]:
+        """Return what was selected one by one."""
+        return self.places or self.documents
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of the command that selects the same."""
+        chosen = [] if self.items else ["--all"]
+        if self.reason and not self.items:
+            chosen = ["--reason", self.reason]
+        return [*chosen, "--pipeline", self.pipeline]
+
+
+class ActionPlan(msgspec.Struct, frozen=True):
+    """What an action would do. `missing` has what others have done meanwhile.
+
+    `bound` are the fields of the form that bind the action to what the plan shows.
+    """
+
+    changes: list[Change]
+    missing: dict[str, list[DecisionRecord]] = {}
+    more: int = 0  # selected records that the plan leaves out
+    bound: list[tuple[str, str]] = []
+
+
+class ActionResult(msgspec.Struct):
+    """What an action has done so far, for its page: the first changes, and the number of all.
+
+    `moved` has documents that another event blocks than in the plan.
+    """
+
+    title: str
+    pipeline: str
+    actor: str
+    at: datetime
+    reason: str
+    commands: list[str]
+    changes: list[Change] = []
+    counts: dict[str, int] = {}
+    missing: dict[str, list[DecisionRecord]] = {}
+    moved: dict[str, str] = {}
+    error: errors.InstepError | None = None
+
+    @property
+    def total(self) -> int:
+        """Return the number of all changes."""
+        return sum(self.counts.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to report."""
+        return not (self.counts or self.missing or self.moved)
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Add changes that were made."""
+        for change in changes:
+            self.counts[change.verdict] = self.counts.get(change.verdict, 0) + 1
+            if len(self.changes) < SHOWN:
+                self.changes.append(change)
+
+
+class QuarantineAction(msgspec.Struct, frozen=True):
+    """One action: its name, its command, and the functions that plan and execute it."""
+
+    path: str
+    title: str
+    verb: str
+    command: tuple[str, str]
+    plan: Callable[[PageRequest, Choice], ActionPlan]
+    execute: Callable[[PageRequest, Choice, ActionResult], None]
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def _plan_replay(view: PageRequest, choice: Choice) -> ActionPlan:
+    with view.session(choice.pipeline) as session:
+        chosen = _selection(session, choice)
+        ends = _ends(session, chosen)
+        overtaken = log_replay.OvertakenInLog(session, view.workspace.shared_cluster)
+        changes: list[Change] = []
+        if first := _first_letters(session, chosen):
+            changes = list(dead_letters.replay(session, first, overtaken, execute=False))
+        return _letter_plan(session, choice, ends, changes)
+
+
+def _plan_drop(view: PageRequest, choice: Choice) -> ActionPlan:
+    with view.session(choice.pipeline) as session:
+        chosen = _selection(session, choice)
+        ends = _ends(session, chosen)
+        changes: list[Change] = []
+        if first := _first_letters(session, chosen):
+            changes = dead_letters.drop(session, first, "", execute=False)
+        return _letter_plan(session, choice, ends, changes)
+
+
+def _letter_plan(
+    session: MaintenanceSession,
+    choice: Choice,
+    ends: Sequence[SelectedLog],
+    changes: list[Change],
+) -> ActionPlan:
+    missing = _missing_letters(session, _selection(session, choice))
+    more = sum(end.count for end in ends) - len(changes)
+    return ActionPlan(changes, missing, more, [] if choice.items else _bound_fields(ends))
+
+
+def _plan_release(view: PageRequest, choice: Choice) -> ActionPlan:
+    changes: list[Change] = []
+    missing: dict[str, list[DecisionRecord]] = {}
+    with view.session(choice.pipeline) as session:
+        names, ends = _documents(session, choice, _selection(session, choice))
+        for name in names[:PLANNED_MAX]:
+            try:
+                changes += release.release(session, name, execute=False)
+            except errors.NotParked:
+                missing[name] = _decisions_about(session, name)
+    return ActionPlan(changes, missing, max(0, len(names) - PLANNED_MAX), _bound_fields(ends))
+
+
+def _plan_skip(view: PageRequest, choice: Choice) -> ActionPlan:
+    changes: list[Change] = []
+    missing: dict[str, list[DecisionRecord]] = {}
+    if not 0 < len(choice.documents) <= PLANNED_MAX:
+        raise errors.SettingsError(
+            f"events are skipped for 1 to {PLANNED_MAX} documents at a time, chosen one by one",
+            "select them on the page Parked",
+        )
+    with view.session(choice.pipeline) as session:
+        for name in choice.documents:
+            try:
+                event, _ = parked.skip(session, name, "", execute=False)
+            except errors.NotParked:
+                missing[name] = _decisions_about(session, name)
+            else:
+                changes.append(_skipped(name, event))
+    bound = [(BLOCKING, f"{place_of(one.position)} {one.document}") for one in changes]
+    return ActionPlan(changes, missing, bound=bound)
+
+
+# --- execution ------------------------------------------------------------------------------------
+
+
+def _replay(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+    with view.session(choice.pipeline) as session:
+        chosen = _bound(view, _selection(session, choice))
+        result.missing |= _missing_letters(session, chosen)
+        overtaken = log_replay.OvertakenInLog(session, view.workspace.shared_cluster)
+        for change in dead_letters.replay(
+            session, chosen, overtaken, execute=True, reason=result.reason
+        ):
+            result.add([change])
+
+
+def _drop(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+    with view.session(choice.pipeline) as session:
+        chosen = _bound(view, _selection(session, choice))
+        result.missing |= _missing_letters(session, chosen)
+        with session.read() as sink:
+            positions = sink.journal.dead_letter_positions(chosen)
+        for chunk in chunks(positions, dead_letters.CHUNK_LETTERS):
+            at = Selection(positions=tuple(chunk))
+            result.add(dead_letters.drop(session, at, result.reason, execute=True))
+
+
+def _release(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+    with view.session(choice.pipeline) as session:
+        chosen = _selection(session, choice)
+        if not choice.documents:
+            chosen = _bound(view, chosen)
+        for name in _documents(session, choice, chosen)[0]:
+            try:
+                result.add(release.release(session, name, execute=True, reason=result.reason))
+            except errors.NotParked:
+                result.missing[name] = _decisions_about(session, name)
+
+
+def _skip(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+    with view.session(choice.pipeline) as session:
+        for planned, name in _blocking(view):
+            try:
+                event, _ = parked.skip(session, name, result.reason, execute=True, planned=planned)
+            except errors.NotParked:
+                result.missing[name] = _decisions_about(session, name)
+            except errors.NotBlocking as error:
+                result.moved[name] = _what_happened(session, planned, error)
+            else:
+                result.add([_skipped(name, event)])
+
+
+def _skipped(name: str, event: QuarantinedRecord) -> Change:
+    return Change(event.position, name, "skipped", event.reason, event.detail)
+
+
+def _what_happened(
+    session: MaintenanceSession, planned: RecordPosition, error: errors.NotBlocking
+) -> str:
+    """Return why a document was left alone, and who decided about the event of the plan."""
+    with session.read() as sink:
+        decided = sink.journal.decisions(position=planned)
+    if not decided:
+        return error.what
+    last = decided[-1]
+    return f"{error.what}; {last.actor} decided about it: {last.action} ({last.outcome})"
+
+
+ACTIONS: Mapping[str, QuarantineAction] = {
+    action.path: action
+    for action in (
+        QuarantineAction(
+            "/dead/replay",
+            "Replay dead letters",
+            "Replay",
+            ("dead", "replay"),
+            _plan_replay,
+            _replay,
+        ),
+        QuarantineAction(
+            "/dead/drop",
+            "Drop dead letters for good",
+            "Drop",
+            ("dead", "drop"),
+            _plan_drop,
+            _drop,
+        ),
+        QuarantineAction(
+            "/parked/release",
+            "Release parked documents",
+            "Release",
+            ("parked", "release"),
+            _plan_release,
+            _release,
+        ),
+        QuarantineAction(
+            "/parked/skip",
+            "Skip the events that block documents",
+            "Skip",
+            ("parked", "skip"),
+            _plan_skip,
+            _skip,
+        ),
+    )
+}
+
+
+def act(view: PageRequest) -> Response:
+    """Show the plan of an action, or execute it with a reason."""
+    action = ACTIONS[view.request.url.path]
+    choice = Choice(
+        view.pipeline(),
+        list(dict.fromkeys(view.texts("place"))),
+        list(dict.fromkeys(view.texts("document"))),
+        view.text("reason") or None,
+        bool(view.text("all")),
+    )
+    choice.check()
+    why = view.text("why").strip()
+    if action.path in DECODING and (needs := view.workspace.needs_spark(choice.pipeline)):
+        [command] = _commands(view, action, choice, ActionPlan([]), why or "REASON")
+        raise errors.SettingsError(needs, f"run the command: {command}")
+    problem = None
+    if view.request.method == "POST":
+        problem = _problem(view, action, choice, why)
+        if problem is None:
+            return _execute(view, action, choice, why)
+    planned = action.plan(view, choice)
+    return view.render(
+        "plan.html",
+        action.title,
+        http_status=409 if problem else 200,
+        action=action,
+        choice=choice,
+        planned=planned,
+        problem=problem,
+        shown=SHOWN,
+        row_change=row_change,
+        commands=_commands(view, action, choice, planned, why or "REASON"),
+    )
+
+
+def done(view: PageRequest) -> Response:
+    """Show what an action did."""
+    kept = view.workspace.result(view.require("id"))
+    if not isinstance(kept, ActionResult):
+        raise errors.SettingsError(
+            "the result of this action is not kept any more",
+            "its decisions are: open the page Decisions",
+        )
+    return view.render("done.html", kept.title, done=kept, shown=SHOWN, row_change=row_change)
+
+
+def _problem(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> str | None:
+    if not why:
+        return "Give a reason: whoever reads the decision later needs it."
+    is_bound = bool(choice.items)
+    if action.path == "/parked/skip":
+        is_bound = bool(view.texts(BLOCKING))
+    elif not choice.items:
+        is_bound = bool(view.texts(UP_TO) and view.text(UNTIL))
+    return None if is_bound else "Nothing was changed: look at the plan first, then confirm it."
+
+
+def _execute(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> Response:
+    """Execute the action. After an error midway, show what was done before."""
+    planned = ActionPlan([Change(place, name, "") for place, name in _blocking(view)])
+    planned.bound.extend((UNTIL, text) for text in view.texts(UNTIL))
+    result = ActionResult(
+        f"{action.verb}: done",
+        choice.pipeline,
+        view.person.name,
+        maintenance.now(),
+        why,
+        _commands(view, action, choice, planned, why),
+    )
+    try:
+        action.execute(view, choice, result)
+    except Exception as error:
+        if result.is_empty:
+            raise
+        log.exception("%s ended early", action.path)
+        result.title = f"{action.verb}: ended by an error"
+        result.error = view.problem_of(error)
+    return view.redirect(f"/done?{urlencode({'id': view.workspace.keep(result)})}")
+
+
+def _commands(
+    view: PageRequest, action: QuarantineAction, choice: Choice, planned: ActionPlan, why: str
+) -> list[str]:
+    """Return the commands that do the same. `parked skip` takes one document at a time."""
+    if action.path == "/parked/skip":
+        return [
+            _skip_command(view, action, choice, change, why) for change in planned.changes[:SHOWN]
+        ]
+    options = [*choice.options, "--why", why, "--execute"]
+    if not choice.items:
+        options = [*(part for bound in planned.bound for part in _until(*bound)), *options]
+    return [view.workspace.command(*action.command, *options, items=choice.items)]
+
+
+def _skip_command(
+    view: PageRequest, action: QuarantineAction, choice: Choice, change: Change, why: str
+) -> str:
+    options = ["--pipeline", choice.pipeline, "--why", why, "--execute"]
+    topic = view.workspace.declared.pipelines[choice.pipeline].topic
+    # an event of a topic that was replaced has no place that a command could name
+    if change.position.is_loaded or change.position.log == topic:
+        options += ["--at", str(change.position)]
+    return view.workspace.command(*action.command, *options, items=[change.document or ""])
+
+
+def _until(name: str, value: str) -> list[str]:
+    return ["--until", value] if name == UNTIL else []
+
+
+# --- what an action is bound to -------------------------------------------------------------------
+
+
+def _selection(session: MaintenanceSession, choice: Choice) -> Selection:
+    return selection.select(session.sink.target.topic, choice.places, choice.reason)
+
+
+def _ends(session: MaintenanceSession, chosen: Selection) -> list[SelectedLog]:
+    with session.read() as sink:
+        return sink.journal.dead_letter_ends(chosen)
+
+
+def _bound_fields(ends: Sequence[SelectedLog]) -> list[tuple[str, str]]:
+    """Return the fields that leave alone what arrives behind these ends, or later."""
+    if not ends:
+        return []
+    until = max(end.last for end in ends) + timedelta(microseconds=1)
+    fields = [(UNTIL, until.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z")]
+    return fields + [(UP_TO, place_of(end.end)) for end in ends]
+
+
+def _bound(view: PageRequest, chosen: Selection) -> Selection:
+    """Return the selection without what the plan cannot have shown."""
+    up_to = tuple(map(position_at, view.texts(UP_TO)))
+    until = selection.parse_time(view.text(UNTIL) or None)
+    return msgspec.structs.replace(chosen, up_to=up_to, until=until)
+
+
+def _blocking(view: PageRequest) -> list[tuple[RecordPosition, str]]:
+    """Return the events that the plan would skip, and their documents."""
+    found = []
+    for text in view.texts(BLOCKING):
+        topic, partition, offset, document = [*text.split(" ", 3), "", "", ""][:4]
+        found.append((position_at(f"{topic} {partition} {offset}"), document))
+    return found
+
+
+def _first_letters(session: MaintenanceSession, chosen: Selection) -> Selection:
+    """Return the first dead letters of a selection, one by one: a plan shows no more."""
+    with session.read() as sink:
+        first = sink.journal.dead_letters(chosen, PLANNED_MAX)
+    return Selection(positions=tuple(letter.position for letter in first))
+
+
+def _missing_letters(
+    session: MaintenanceSession, chosen: Selection
+) -> dict[str, list[DecisionRecord]]:
+    gone = dead_letters.missing(session, chosen)
+    with session.read() as sink:
+        return {str(position): sink.journal.decisions(position=position) for position in gone}
+
+
+def _documents(
+    session: MaintenanceSession, choice: Choice, chosen: Selection
+) -> tuple[Sequence[str], list[SelectedLog]]:
+    """Return the chosen documents, and how far the events that block them reach in each log."""
+    if choice.documents:
+        return choice.documents, []
+    with session.read() as sink:
+        heads = sink.journal.parked_heads(chosen)
+    ends: dict[tuple[str, int], SelectedLog] = {}
+    for head in heads:
+        log = head.position.topic, head.position.partition
+        known = ends.get(log, SelectedLog(head.position, 0, head.since))
+        ends[log] = SelectedLog(
+            max(known.end, head.position), known.count + 1, max(known.last, head.since)
+        )
+    return [head.document for head in heads], list(ends.values())
+
+
+def _decisions_about(session: MaintenanceSession, document: str) -> list[DecisionRecord]:
+    with session.read() as sink:
+        return sink.journal.decisions(document=document)
+
+
+def row_change(change: Change) -> list[tuple[str, Any, Any]]:
+    """Return the columns that a change changes, with their values before and after."""
+    before, after = change.before or {}, change.after or {}
+    return [
+        (name, before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
+
+
+PAGES = (
+    ConsolePage("/done", done, writes=True),
+    *(ConsolePage(path, act, ("GET", "POST"), writes=True) for path in ACTIONS),
+)

@@ -1,0 +1,79 @@
+"""What people decided about records, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from starlette.responses import Response
+
+from instep import errors
+from instep.console.log_places import place_of, position_at
+from instep.console.requests import ConsolePage, PageRequest
+from instep.operate import selection
+from instep.sinks.journal_entries import DecisionRecord, RecordPosition
+
+SHOWN = 100
+BEFORE_ALL = RecordPosition("", 0, -1)
+
+
+class DecisionCursor(msgspec.Struct, frozen=True):
+    """The last decision of a page. Many decisions of one transaction have the same time."""
+
+    at: datetime
+    pipeline: str
+    position: RecordPosition
+
+    def of(self, names: Sequence[str], name: str) -> tuple[datetime | None, RecordPosition | None]:
+        """Return behind which time, and which position at that time, a pipeline continues."""
+        if names.index(name) < names.index(self.pipeline):
+            return self.at, None
+        return self.at, self.position if name == self.pipeline else BEFORE_ALL
+
+
+def decisions(view: PageRequest) -> Response:
+    """Show what people decided, newest first."""
+    names = [view.pipeline()] if view.text("pipeline") else list(view.workspace.pipelines())
+    cursor = _cursor(view, names)
+    found: list[tuple[str, DecisionRecord]] = []
+    problems: list[tuple[str, errors.InstepError]] = []
+    for name in names:
+        before, after = cursor.of(names, name) if cursor else (None, None)
+        try:
+            with view.session(name) as session, session.read() as sink:
+                latest = sink.journal.recent_decisions(SHOWN + 1, before, after)
+                found += [(name, one) for one in latest]
+        except errors.InstepError as error:
+            problems.append((name, error))
+    # stable: at one time, in the order of the pipelines, and of their logs
+    found.sort(key=lambda pair: pair[1].at, reverse=True)
+    earlier = None
+    if len(found) > SHOWN:
+        name, last = found[SHOWN - 1]
+        earlier = {
+            "pipeline": view.text("pipeline"),
+            "before": last.at.isoformat(),
+            "behind": name,
+            "after": place_of(last.position),
+        }
+    return view.render(
+        "decisions.html",
+        "Decisions",
+        decisions=found[:SHOWN],
+        problems=problems,
+        earlier=earlier,
+    )
+
+
+def _cursor(view: PageRequest, names: Sequence[str]) -> DecisionCursor | None:
+    if not view.text("before"):
+        return None
+    at = selection.parse_time(view.text("before"))
+    name = view.text("behind")
+    if at is None or name not in names:
+        raise errors.SettingsError("the URL has a wrong place", "start from the first page")
+    return DecisionCursor(at, name, position_at(view.text("after")))
+
+
+PAGES = (ConsolePage("/decisions", decisions),)
