@@ -191,31 +191,64 @@ class Doorkeeper:
 
     def _by_proxy(self, request: Request, proxy: TrustedProxy) -> Person | None:
         assert self.users is not None
-        name = request.headers.get(proxy.header)
-        if request.client is None or not name:
+        names = request.headers.getlist(proxy.header)
+        # of several headers, one may come from the browser
+        if len(names) != 1 or not _is_from(request, proxy):
             return None
-        address = ipaddress.ip_address(request.client.host)
-        if not any(address in ipaddress.ip_network(network) for network in proxy.from_):
-            return None
-        declared = self.users.users.get(name)
-        return Person(name, declared.role) if declared else None
+        declared = self.users.users.get(names[0])
+        return Person(names[0], declared.role) if declared else None
+
+
+def _is_from(request: Request, proxy: TrustedProxy) -> bool:
+    """Return whether a request comes from one of the proxy's declared addresses."""
+    try:
+        address = ipaddress.ip_address(request.client.host if request.client else "")
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return any(address in ipaddress.ip_network(network) for network in proxy.from_)
 
 
 def refusal(headers: Headers, method: str, hosts: frozenset[str]) -> str | None:
-    """Return why a request is refused whoever sent it, or None."""
+    """Return why a request is refused whoever sent it, or None. `hosts` are in lower case."""
     host = headers.get("host", "")
-    if urlsplit(f"//{host}").hostname not in hosts:
+    if _host_name(host) not in hosts:
         return "The address that this request names is not one of the console's own."
     if method in READING:
         return None
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None and origin is None:
         return "This request does not say which page it comes from."
-    if site not in (None, "same-origin") or (
-        origin is not None and urlsplit(origin).netloc != host
-    ):
+    is_own = origin is None or _authority(origin) == host.lower()
+    if site not in (None, "same-origin") or not is_own:
         return "This request comes from a page of another site."
     return None
+
+
+def is_own_path(url: str) -> bool:
+    """Return whether a URL is a path of this site only, however a browser reads it.
+
+    Browsers take a backslash for a slash, and drop tabs and line breaks.
+    """
+    has_control = any(one < " " for one in url)
+    return url.startswith("/") and not url.startswith(("//", "/\\")) and not has_control
+
+
+def _host_name(host: str) -> str | None:
+    """Return the name in a Host header, in lower case; None if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _authority(origin: str) -> str | None:
+    """Return host and port of an Origin header, in lower case; None if it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 class PolicyMiddleware:

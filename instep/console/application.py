@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import parse_qs, urlencode
+from typing import Literal
+from urllib.parse import parse_qs, quote, urlencode
 
 import anyio
 import anyio.to_thread
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from instep import errors
 from instep.console import access, live, rendering
@@ -28,15 +30,19 @@ from instep.console.workspace import Workspace
 
 FORM_BYTES_MAX = 4 << 20
 READ_PATIENCE_S = 20.0
-THREADS_MAX = 32
+SIGN_IN_BYTES_MAX = 8 << 10
+# Pages, streams and sign-ins have threads of their own: none of them keeps the others waiting.
+# A sign-in takes 64 MB, and a wrong one half a second.
+THREADS = {"page": 32, "stream": 8, "sign-in": 4}
+SIGN_IN_AGAIN_S = 2
 FOREVER = "public, max-age=31536000, immutable"
 
 log = logging.getLogger("instep.console")
 
 
-def build(workspace: Workspace, door: Doorkeeper, hosts: Sequence[str]) -> Starlette:
+def build(workspace: Workspace, door: Doorkeeper, hosts: Sequence[str]) -> ASGIApp:
     """Return the application for requests to these host names."""
-    site = _Site(workspace, door, frozenset(hosts))
+    site = _Site(workspace, door, frozenset(map(str.lower, hosts)))
     pages = [page for page in ALL if not (page.writes and workspace.options.read_only)]
     workspace.signs_in = door.signs_in
     workspace.paths = frozenset(page.path for page in pages)
@@ -55,12 +61,16 @@ def build(workspace: Workspace, door: Doorkeeper, hosts: Sequence[str]) -> Starl
         yield
         await anyio.to_thread.run_sync(workspace.close)
 
-    return Starlette(
+    app = Starlette(
         routes=routes,
-        middleware=[Middleware(PolicyMiddleware), Middleware(GZipMiddleware, minimum_size=500)],
+        middleware=[Middleware(GZipMiddleware, minimum_size=500)],
         exception_handlers={HTTPException: site.not_found, Exception: site.failed},
         lifespan=lifespan,
     )
+    # a redirect would name the host of the request before it was checked
+    app.router.redirect_slashes = False
+    # around everything: Starlette answers unexpected errors outside of its own middleware
+    return PolicyMiddleware(app)
 
 
 class _Assets(StaticFiles):
@@ -77,7 +87,7 @@ class _Site:
 
     def __init__(self, workspace: Workspace, door: Doorkeeper, hosts: frozenset[str]) -> None:
         self._workspace, self._door, self._hosts = workspace, door, hosts
-        self._limiter: CapacityLimiter | None = None
+        self._limiters: dict[str, CapacityLimiter] = {}
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -90,7 +100,8 @@ class _Site:
                 return person
             form: dict[str, list[str]] = {}
             if request.method == "POST":
-                form = parse_qs((await _body(request)).decode("utf-8", "replace"))
+                text = (await _body(request, FORM_BYTES_MAX)).decode("utf-8", "replace")
+                form = parse_qs(text)
             view = PageRequest(self._workspace, person, request, form)
             if page.writes and view.no_writes:
                 return _problem(view, errors.InstepError(view.no_writes, "ask an operator"), 403)
@@ -106,17 +117,21 @@ class _Site:
             if isinstance(person, Response):
                 return person
             view = PageRequest(self._workspace, person, request, {})
-            return live.response(source, view, self._threads())
+
+            def is_admitted() -> bool:
+                return self._door.person(request) == person
+
+            return live.response(source, view, self._threads("stream"), is_admitted)
 
         return answer
 
     async def _in_thread(self, work: Callable[[], Response], view: PageRequest) -> Response:
         """Answer in a thread. A page that takes too long is given up; a write never is."""
         if view.request.method not in access.READING:
-            return await anyio.to_thread.run_sync(work, limiter=self._threads())
+            return await anyio.to_thread.run_sync(work, limiter=self._threads("page"))
         with anyio.move_on_after(READ_PATIENCE_S):
             return await anyio.to_thread.run_sync(
-                work, abandon_on_cancel=True, limiter=self._threads()
+                work, abandon_on_cancel=True, limiter=self._threads("page")
             )
         late = errors.Unreachable(
             f"this page was given up after {READ_PATIENCE_S:.0f} s: a server does not answer",
@@ -124,10 +139,9 @@ class _Site:
         )
         return _problem(view, late, 504)
 
-    def _threads(self) -> CapacityLimiter:
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(THREADS_MAX)
-        return self._limiter
+    def _threads(self, kind: Literal["page", "stream", "sign-in"]) -> CapacityLimiter:
+        """Return the limiter of a kind of work. It belongs to the event loop that serves."""
+        return self._limiters.setdefault(kind, CapacityLimiter(THREADS[kind]))
 
     # --- persons ---------------------------------------------------------------------------------
 
@@ -172,15 +186,24 @@ class _Site:
             return RedirectResponse("/", 303)
         following = request.query_params.get("next", "/")
         if request.method == "GET":
-            return HTMLResponse(rendering.render("sign_in.html", following=following, wrong=False))
-        form = parse_qs((await _body(request)).decode("utf-8", "replace"))
+            return _sign_in_page(following)
+        try:
+            form = parse_qs((await _body(request, SIGN_IN_BYTES_MAX)).decode("utf-8", "replace"))
+        except HTTPException as error:
+            return _sign_in_page(following, "The form is too large.", error.status_code)
         name, password = (form.get(field, [""])[0] for field in ("name", "password"))
+        limiter = self._threads("sign-in")
+        if limiter.available_tokens < 1:
+            response = _sign_in_page(
+                following, "Many people are signing in. Wait a moment, and try again.", 429
+            )
+            response.headers["retry-after"] = str(SIGN_IN_AGAIN_S)
+            return response
         cookie = await anyio.to_thread.run_sync(
-            self._door.by_password, name, password, limiter=self._threads()
+            self._door.by_password, name, password, limiter=limiter
         )
         if cookie is None:
-            page = rendering.render("sign_in.html", following=following, wrong=True)
-            return HTMLResponse(page, status_code=401)
+            return _sign_in_page(following, "Name or password is wrong.", 401)
         return self._signed_in(cookie, following)
 
     async def sign_out(self, request: Request) -> Response:
@@ -195,9 +218,7 @@ class _Site:
         return response
 
     def _signed_in(self, cookie: str, following: str) -> Response:
-        # a path of this site only; browsers take \ for /
-        is_path = following.startswith("/") and not following.startswith(("//", "/\\"))
-        response = RedirectResponse(following if is_path else "/", 303)
+        response = RedirectResponse(following if access.is_own_path(following) else "/", 303)
         response.set_cookie(
             self._door.sessions.cookie, cookie, httponly=True, samesite="strict", path="/"
         )
@@ -263,14 +284,22 @@ def _is_link_from_elsewhere(request: Request) -> bool:
 
 
 def _path(request: Request) -> str:
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
+    """Return the path and the query of a request; the path of the overview for a hostile one."""
+    path, query = quote(request.scope["path"]), request.url.query
+    if not access.is_own_path(path):
+        return "/"
+    return f"{path}?{query}" if query else path
 
 
-async def _body(request: Request) -> bytes:
+def _sign_in_page(following: str, problem: str = "", status: int = 200) -> HTMLResponse:
+    page = rendering.render("sign_in.html", following=following, problem=problem)
+    return HTMLResponse(page, status_code=status)
+
+
+async def _body(request: Request, most: int) -> bytes:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > FORM_BYTES_MAX:
+        if len(body) > most:
             raise HTTPException(413)
     return body

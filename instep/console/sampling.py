@@ -27,6 +27,9 @@ FIRST_PATIENCE_S = 1.5
 TICK_S = 0.25
 STALE_AFTER_S = 30.0
 
+# The text of an unexpected error may contain values; the console's output has it.
+REPORT = "look at the console's output"
+
 log = logging.getLogger("instep.console")
 
 # what the kept samples hold of a status
@@ -105,9 +108,8 @@ class PipelineSampler:
         except Exception as error:
             # one reading that failed must not be the last one
             log.exception("reading the status of %s failed", self.name)
-            status = PipelineStatus(
-                self.name, "", "", "", error=f"unexpected error: {type(error).__name__}: {error}"
-            )
+            what = f"unexpected error: {type(error).__name__}"
+            status = PipelineStatus(self.name, "", "", "", error=f"{what}\n{REPORT}")
         number = self.latest.number + 1 if self.latest else 1
         self.latest = StatusSample(datetime.now(UTC), status, number)
         self._first.set()

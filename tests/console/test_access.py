@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.requests import Request
 from typer.testing import CliRunner
 
 from instep import cli, errors
 from instep.console import access
+from instep.console.access import (
+    DeclaredUser,
+    Doorkeeper,
+    Person,
+    Sessions,
+    TrustedProxy,
+    UsersFile,
+)
 from instep.console.pages import ALL
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
+from instep.operate import timeline
 from tests.support import consoles
-from tests.support.consoles import PIPELINE, ConsoleFolder, answered, parked_documents
+from tests.support.consoles import (
+    PIPELINE,
+    Answer,
+    ConsoleFolder,
+    answered,
+    cookie_of,
+    parked_documents,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -69,6 +89,24 @@ def test_every_page_needs_the_cookie(console: ConsoleServer) -> None:
         assert answered(console, path).status == 401, path
 
 
+def test_a_link_from_elsewhere_never_leads_to_another_site(console: ConsoleServer) -> None:
+    paths = ("//evil.example/x", "///evil.example", "/%09/evil.example", "/\\evil.example")
+    for path in paths:
+        answer = answered(console, path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
+        [url] = re.findall(r'content="0;url=([^"]*)"', answer.text)
+        assert url in ("/", "/%09/evil.example", "/%5Cevil.example"), path
+
+
+@pytest.mark.parametrize("url", ["/", "/document?id=%2F%2Fx", "/a//b"])
+def test_a_path_of_this_site_is_known(url: str) -> None:
+    assert access.is_own_path(url)
+
+
+@pytest.mark.parametrize("url", ["", "x", "//x", "/\\x", "/\t/x", "/\n/x", "https://x", "\t//x"])
+def test_a_path_that_leads_elsewhere_is_known(url: str) -> None:
+    assert not access.is_own_path(url)
+
+
 def test_a_wrong_token_opens_nothing(console: ConsoleServer) -> None:
     for token in ("", "x", console.door.token[:-1], console.door.token + "x"):
         response = answered(console, f"/start?token={token}")
@@ -78,8 +116,21 @@ def test_a_wrong_token_opens_nothing(console: ConsoleServer) -> None:
 def test_another_host_name_is_refused(console: ConsoleServer, cookie: str) -> None:
     """Refuse a name that an attacker's DNS points to this machine."""
     assert answered(console, "/", Cookie=cookie).status == 200
-    for host in ("evil.example", f"evil.example:{console.port}", "127.0.0.1.evil.example", ""):
-        assert answered(console, "/", Cookie=cookie, Host=host).status == 403, host
+    names = ("evil.example", f"evil.example:{console.port}", "127.0.0.1.evil.example", "", "[")
+    for host in names:
+        answer = answered(console, "/", Cookie=cookie, Host=host)
+        assert answer.status == 403, host
+        assert answer.headers["content-security-policy"]
+    for path in ("/dead/", "/static/../x", "/nowhere"):
+        assert answered(console, path, Cookie=cookie, Host="evil.example").status in (403, 404)
+
+
+def test_the_case_of_a_host_name_does_not_matter(console: ConsoleServer, cookie: str) -> None:
+    host = f"LocalHost:{console.port}"
+    assert answered(console, "/", Cookie=cookie, Host=host).status == 200
+    origin = f"http://localhost:{console.port}"
+    status = answered(console, "/sign-in", "POST", Host=host, Origin=origin).status
+    assert status == 303
 
 
 @pytest.mark.parametrize(
@@ -88,6 +139,7 @@ def test_another_host_name_is_refused(console: ConsoleServer, cookie: str) -> No
         {},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
         {"Sec_Fetch_Site": "none"},
@@ -111,6 +163,18 @@ def test_the_policy_is_strict_on_every_response(console: ConsoleServer, cookie: 
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
     assert answered(console, "/", Cookie=cookie).headers["cache-control"] == "no-store"
+
+
+def test_the_policy_is_strict_on_an_unexpected_error(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_request: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(console.door, "person", fail)
+    answer = answered(console, "/")
+    assert answer.status == 500
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
 
 def test_a_form_that_is_too_large_is_refused(console: ConsoleServer, cookie: str) -> None:
@@ -157,6 +221,20 @@ def test_values_are_hidden(read_only: ConsoleServer, open_page: Callable[[str], 
         assert "hidden" in text, path
         assert "{broken" not in text
         assert '"doc_id"' not in text
+
+
+def test_the_text_of_an_unexpected_error_is_hidden_with_the_values(
+    read_only: ConsoleServer, console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the value is 4711")
+
+    monkeypatch.setattr(timeline, "read", fail)
+    for server, is_shown in ((read_only, False), (console, True)):
+        answer = answered(server, "/document?id=d1", Cookie=cookie_of(server))
+        assert answer.status == 500
+        assert "unexpected error: RuntimeError" in answer.text
+        assert ("4711" in answer.text) is is_shown
 
 
 def test_a_link_from_another_site_works_with_the_cookie(
@@ -231,6 +309,36 @@ def test_signing_in_never_leads_to_another_site(guarded: ConsoleServer) -> None:
         assert (response.status, response.headers["location"]) == (303, "/"), following
 
 
+def test_strangers_who_sign_in_keep_nobody_from_the_pages(guarded: ConsoleServer) -> None:
+    """Refuse more sign-ins than a few at a time; pages have threads of their own."""
+    origin = f"http://127.0.0.1:{guarded.port}"
+
+    def sign_in_wrongly(number: int) -> Answer:
+        return answered(guarded, "/sign-in", "POST", f"name=x{number}&password=y", Origin=origin)
+
+    page = f"/settings?pipeline={PIPELINE}"
+    session = guarded.door.sessions.open(Person("vera", "viewer"))
+    cookie = f"{guarded.door.sessions.cookie}={session}"
+    with ThreadPoolExecutor(24) as pool:
+        answers = pool.map(sign_in_wrongly, range(48))
+        began = time.monotonic()
+        assert answered(guarded, page, Cookie=cookie).status == 200
+        took_s = time.monotonic() - began
+        by_status = {answer.status: answer for answer in answers}
+    assert set(by_status) == {401, 429}
+    assert by_status[429].headers["retry-after"]
+    assert "Many people are signing in" in by_status[429].text
+    assert took_s < 2
+
+
+def test_a_large_form_of_a_stranger_is_refused(guarded: ConsoleServer) -> None:
+    origin = f"http://127.0.0.1:{guarded.port}"
+    body = "name=x&password=" + "y" * (16 << 10)
+    answer = answered(guarded, "/sign-in", "POST", body, Origin=origin)
+    assert answer.status == 413
+    assert "The form is too large" in answer.text
+
+
 def test_the_token_opens_nothing_where_people_sign_in(guarded: ConsoleServer) -> None:
     assert answered(guarded, f"/start?token={guarded.door.token}").status == 401
 
@@ -247,6 +355,31 @@ def test_a_trusted_proxy_names_the_user(office: ConsoleFolder, tmp_path: Path) -
     file.write_text(text.format("192.0.2.0/24"), encoding="utf-8")
     with consoles.serving(office.loaded, auth=file) as server:
         assert answered(server, "/", X_User="vera").status == 401
+
+
+@pytest.mark.parametrize(
+    ("client", "names", "is_known"),
+    [
+        (("10.0.0.5", 1), ["vera"], True),
+        (("::ffff:10.0.0.5", 1), ["vera"], True),
+        (("10.0.0.6", 1), ["vera"], False),
+        (("::ffff:10.0.0.6", 1), ["vera"], False),
+        (("10.0.0.5", 1), ["vera", "olga"], False),
+        (("10.0.0.5", 1), ["vera", "vera"], False),
+        (("10.0.0.5", 1), [], False),
+        (("a socket", 0), ["vera"], False),
+        (None, ["vera"], False),
+    ],
+    ids=str,
+)
+def test_the_proxy_is_known_by_its_address_and_names_one_user(
+    client: tuple[str, int] | None, names: list[str], is_known: bool
+) -> None:
+    users = UsersFile({"vera": DeclaredUser()}, TrustedProxy("X-User", ["10.0.0.5/32"]))
+    door = Doorkeeper(Sessions("c"), token_user="ann", users=users)
+    headers = [(b"x-user", name.encode()) for name in names]
+    request = Request({"type": "http", "client": client, "headers": headers})
+    assert (door.person(request) is not None) is is_known
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import msgspec
 from starlette.responses import Response
 
 from instep import errors
-from instep.console import rendering
+from instep.console import regexes, rendering
 from instep.console.live import Part
 from instep.console.requests import ConsolePage, PageRequest
 from instep.kafka import groups, layout, offsets, places
 from instep.kafka.admin import consumer_groups, filters, resets, tail, topic_details
 from instep.kafka.admin.consumer_groups import Listing
 from instep.kafka.admin.resets import GroupMove, GroupMoveResult
-from instep.kafka.admin.tail import TailRange, TailRecord
+from instep.kafka.admin.tail import Condition, TailRange, TailRecord
 from instep.kafka.connection import Cluster
 
 SHOWN = 50
@@ -235,8 +235,9 @@ def _fresh(cluster: Cluster, search: RecordSearch, ends: dict[int, int]) -> list
     )
     if not wanted.offsets:
         return []
-    matches = filters.parse([search.condition]) if search.condition else None
-    found = list(tail.records(cluster, wanted, matches, FOLLOWED_MAX))
+    with regexes.opened() as opened:
+        matches = _condition(search, opened)
+        found = list(tail.records(cluster, wanted, matches, FOLLOWED_MAX))
     ends |= {number: max(end, ends[number]) for number, (_, end) in ranges.items()}
     return found
 
@@ -270,17 +271,22 @@ def _read(cluster: Cluster, search: RecordSearch) -> tuple[TailRange, list[TailR
         return tail.newest(
             cluster, search.topic, search.limit, search.partitions, committed=committed
         )
-    matches = filters.parse([search.condition]) if search.condition else None
     place = places.parse_range(search.place or "start")
     wanted = tail.resolve_range(
         cluster, search.topic, place, search.partitions, key, committed=committed
     )
-    if (key is not None or matches) and wanted.offsets > SCANNED_MAX:
+    if (key is not None or search.condition) and wanted.offsets > SCANNED_MAX:
         raise errors.SettingsError(
             f"the search would read {wanted.offsets:,} records",
             f"choose a later place to search at most {SCANNED_MAX:,}, or use the command below",
         )
-    return wanted, list(tail.records(cluster, wanted, matches, search.limit))
+    with regexes.opened() as opened:
+        matches = _condition(search, opened)
+        return wanted, list(tail.records(cluster, wanted, matches, search.limit))
+
+
+def _condition(search: RecordSearch, opened: regexes.Regexes) -> Condition | None:
+    return filters.parse([search.condition], opened.compile) if search.condition else None
 
 
 # --- groups ---------------------------------------------------------------------------------------

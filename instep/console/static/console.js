@@ -22,10 +22,11 @@ function report(text) {
 // One stream per page. A tab in the background closes it; it is opened again when the tab is shown.
 function follow(area) {
   let source = null;
+  let ended = false;
   const appends = area.dataset.append !== undefined;
 
   function open() {
-    if (source || document.hidden) return;
+    if (source || ended || document.hidden) return;
     source = new EventSource(area.dataset.live);
     source.onopen = () => report("");
     source.addEventListener("part", (message) => {
@@ -42,9 +43,27 @@ function follow(area) {
       report("The connection to the console is lost: this page shows an old state. Trying again …");
       if (source && source.readyState === EventSource.CLOSED) {
         close();
-        setTimeout(open, 2000);
+        askWhy();
       }
     };
+  }
+
+  // A browser says of a refused stream only that it is closed. Whoever is not admitted need not try again.
+  async function askWhy() {
+    const asking = new AbortController();
+    try {
+      const answer = await fetch(area.dataset.live, { redirect: "manual", signal: asking.signal });
+      if (answer.status === 401 || answer.status === 403 || answer.type === "opaqueredirect") {
+        ended = true;
+        report("Your session has ended, or the console was started again. Open the start URL that it printed last, or reload this page to sign in.");
+        return;
+      }
+    } catch {
+      // the console does not answer at all: try again
+    } finally {
+      asking.abort();
+    }
+    setTimeout(open, 2000);
   }
 
   function close() {

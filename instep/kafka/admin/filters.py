@@ -43,22 +43,32 @@ NUMBERS: Mapping[str, Callable[[TailRecord], int]] = {
 ABSENT = object()
 
 Field = Callable[[TailRecord], Any]
+Search = Callable[[str], bool]
 
 
-def parse(texts: Iterable[str]) -> Condition:
-    """Return a function that tells whether a record meets all of the conditions."""
-    conditions = [_condition(text) for text in texts]
+def compiled(pattern: str) -> Search:
+    """Return a function that tells whether a text has a match of a regular expression."""
+    search = re.compile(pattern).search
+    return lambda text: search(text) is not None
+
+
+def parse(texts: Iterable[str], regex: Callable[[str], Search] = compiled) -> Condition:
+    """Return a function that tells whether a record meets all of the conditions.
+
+    `regex` compiles regular expressions; it raises re.error for a wrong one.
+    """
+    conditions = [_condition(text, regex) for text in texts]
     return lambda record: all(matches(record) for matches in conditions)
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str, regex: Callable[[str], Search]) -> Condition:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
         raise errors.SettingsError(f"{text!r} is no condition", GRAMMAR)
     name, sign, value = parsed[1].removeprefix("@"), parsed[2], parsed[3]
     field = _field(name)
     if sign in ("~", "!~"):
-        return _regex_condition(field, value, expected=sign == "~")
+        return _regex_condition(field, value, regex, expected=sign == "~")
     if name == "timestamp" and not value.lstrip("-").isdigit():
         value = str(
             int(places.moment(places.parse_place(f"@{value.removeprefix('@')}")).timestamp() * 1000)
@@ -84,9 +94,11 @@ def _condition(text: str) -> Condition:
     return matches
 
 
-def _regex_condition(field: Field, value: str, *, expected: bool) -> Condition:
+def _regex_condition(
+    field: Field, value: str, regex: Callable[[str], Search], *, expected: bool
+) -> Condition:
     try:
-        pattern = re.compile(value)
+        search = regex(value)
     except re.error as failure:
         raise errors.SettingsError(
             f"{value!r} is not a regular expression: {failure}", "write e.g. key~^C-1"
@@ -94,7 +106,7 @@ def _regex_condition(field: Field, value: str, *, expected: bool) -> Condition:
 
     def matches(record: TailRecord) -> bool:
         actual = field(record)
-        return (actual is not ABSENT and pattern.search(_text(actual)) is not None) is expected
+        return (actual is not ABSENT and search(_text(actual))) is expected
 
     return matches
 

@@ -1,0 +1,115 @@
+"""Search with a viewer's regular expressions, in a process that can be killed.
+
+Some expressions take years for a short text. In the console's own process, such a search could
+not be ended: it would hold Python's lock, and with it all pages. Refusing dangerous expressions
+is no way out either: neither nested repetitions nor long texts are needed for a slow one.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from instep import errors
+from instep.kafka.admin.filters import Search
+
+BUDGET_S = 5.0  # for all slow searches of a page
+QUICK_S = 0.001  # a search that takes no longer is not a slow one
+START_S = 10.0  # of the process, on a busy machine
+CPU_S = 30  # after this time the process ends by itself, should the console be gone
+PROGRAM = f"""
+import re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S}))
+asked, answers = sys.stdin.buffer, sys.stdout.buffer
+def read():
+    return asked.read(int.from_bytes(asked.read(4), "big")).decode("utf-8", "surrogatepass")
+pattern = re.compile(read())
+while True:
+    answers.write(b"1" if pattern.search(read()) else b"0")
+    answers.flush()
+"""
+
+
+class RegexProcess:
+    """A process that searches one expression in one text after the other."""
+
+    def __init__(self, pattern: str) -> None:
+        """Start it; raise re.error for a wrong expression."""
+        re.compile(pattern)
+        self._pattern, self._left_s, self._begun = pattern, BUDGET_S, False
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._answers = select.poll()
+        assert self._process.stdout is not None
+        self._answers.register(self._process.stdout, select.POLLIN)
+        self._send(pattern)
+
+    def search(self, text: str) -> bool:
+        """Return whether the expression matches anywhere in a text."""
+        assert self._process.stdout is not None
+        began = time.monotonic()
+        self._send(text)
+        patience_s = self._left_s if self._begun else self._left_s + START_S
+        ready = self._answers.poll(max(0.0, patience_s) * 1000)
+        answer = self._process.stdout.read(1) if ready else b""
+        if not answer:
+            raise errors.SettingsError(
+                f"the search for {self._pattern!r} was ended: it takes too long",
+                "write an expression without repetitions of repetitions, or choose fewer records",
+            )
+        if self._begun:
+            self._left_s -= max(0.0, time.monotonic() - began - QUICK_S)
+        self._begun = True
+        return answer == b"1"
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what was not sent is of no use any more
+                pipe.close()
+
+    def _send(self, text: str) -> None:
+        assert self._process.stdin is not None
+        sent = text.encode("utf-8", "surrogatepass")
+        with suppress(BrokenPipeError):  # a process that has ended gives no answer
+            self._process.stdin.write(len(sent).to_bytes(4, "big") + sent)
+            self._process.stdin.flush()
+
+
+class Regexes:
+    """The expressions of one search."""
+
+    def __init__(self) -> None:
+        self._processes: list[RegexProcess] = []
+
+    def compile(self, pattern: str) -> Search:
+        """Return a function that tells whether a text has a match."""
+        self._processes.append(RegexProcess(pattern))
+        return self._processes[-1].search
+
+    def end(self) -> None:
+        """End what was started."""
+        for process in self._processes:
+            process.end()
+
+
+@contextmanager
+def opened() -> Iterator[Regexes]:
+    """Yield expressions for one search, and end their processes afterwards."""
+    found = Regexes()
+    try:
+        yield found
+    finally:
+        found.end()

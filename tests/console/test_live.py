@@ -1,0 +1,149 @@
+"""Test streams: what they send, when they end, and what they cost the pages."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from instep.console import live
+from instep.console.pages import overview
+from instep.console.server import ConsoleServer
+from tests.support import consoles
+from tests.support.consoles import PIPELINE, ConsoleFolder, answered, cookie_of
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LOST = "The connection to the console is lost"
+ENDED = "Open the start URL that it printed last"
+
+
+class OpenStream:
+    """A stream that a thread reads until it ends."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.lines: list[str] = []
+        self._response = response
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts that were sent."""
+        return self.lines.count("event: part")
+
+    def _read(self) -> None:
+        for line in self._response:
+            self.lines.append(line.decode().rstrip("\r\n"))
+
+
+@contextmanager
+def streaming(server: ConsoleServer, path: str, cookie: str) -> Iterator[OpenStream]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", path, headers={"Cookie": cookie})
+    response = connection.getresponse()
+    assert response.status == 200
+    stream = OpenStream(response)
+    try:
+        yield stream
+    finally:
+        if connection.sock is not None:
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: stream.has_ended, "the end of the stream")
+        connection.close()
+
+
+def test_a_stream_ends_when_the_person_signs_out(console: ConsoleServer) -> None:
+    cookie = cookie_of(console)
+    with streaming(console, "/live/overview", cookie) as stream:
+        wait_until(lambda: stream.parts > 0, "the first part")
+        origin = f"http://127.0.0.1:{console.port}"
+        answered(console, "/sign-out", "POST", Cookie=cookie, Origin=origin)
+        wait_until(lambda: stream.has_ended, "the end of the stream")
+    assert answered(console, "/live/overview", Cookie=cookie).status == 401
+
+
+def test_an_unchanged_error_is_sent_once(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send what nobody foresaw as an error too, and do not end the stream."""
+    monkeypatch.setattr(live, "TICK_S", 0.05)
+    monkeypatch.setattr(live, "PING_S", 0.5)
+
+    def fail(_view: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(overview, "_overview_values", fail)
+        with streaming(console, "/live/overview", cookie_of(console)) as stream:
+            wait_until(lambda: ": still here" in stream.lines, "a sign of life")
+            assert stream.parts == 1
+            assert any("unexpected error: RuntimeError" in line for line in stream.lines)
+            broken.undo()
+            wait_until(lambda: stream.parts == 2, "the part itself")
+
+
+def test_streams_that_hang_keep_no_page_waiting(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cookie, go_on = cookie_of(console), threading.Event()
+    before = overview._numbers
+
+    def hang(*arguments: object) -> tuple[object, ...]:
+        go_on.wait(30)
+        return before(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(overview, "_numbers", hang)
+    opened = [streaming(console, "/live/overview", cookie) for _ in range(40)]
+    streams = [one.__enter__() for one in opened]
+    began = time.monotonic()
+    assert answered(console, f"/settings?pipeline={PIPELINE}", Cookie=cookie).status == 200
+    took_s = time.monotonic() - began
+    go_on.set()
+    wait_until(lambda: all(stream.parts for stream in streams), "all parts")
+    for one in opened:
+        one.__exit__(None, None, None)
+    assert took_s < 5
+
+
+def test_a_page_connects_again_by_itself(
+    open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    """Lose the server and get it back on the same port, with the same sessions."""
+    with consoles.serving(office.loaded) as first:
+        page = open_page(first.start_url)
+        page.locator("tbody tr").first.wait_for()
+    page.get_by_text(LOST).wait_for()
+    with consoles.serving(office.loaded, port=first.port) as second:
+        second.door.sessions = first.door.sessions
+        page.get_by_text(LOST).wait_for(state="hidden")
+        page.get_by_role("link", name=PIPELINE).first.wait_for()
+        assert page.url == second.address
+
+
+def test_a_page_of_an_ended_session_says_so_and_stops(
+    open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    with consoles.serving(office.loaded) as first:
+        page = open_page(first.start_url)
+        page.locator("tbody tr").first.wait_for()
+    page.get_by_text(LOST).wait_for()
+    with consoles.serving(office.loaded, port=first.port):
+        page.get_by_text(ENDED).wait_for()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(3_000)
+    assert asked == []
+    assert page.get_by_text(ENDED).is_visible()
