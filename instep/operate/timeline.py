@@ -78,28 +78,37 @@ class Timeline(msgspec.Struct, frozen=True):
         return bool(self.events or self.decisions or has_rows)
 
 
-def read(session: MaintenanceSession, text: str, cluster: OpenCluster) -> Timeline:
-    """Return the timeline of the document with the id `text`."""
+def read(
+    session: MaintenanceSession, text: str, cluster: OpenCluster, newest: int | None = None
+) -> Timeline:
+    """Return the timeline of the document with the id `text`.
+
+    With `newest`, only so many events of the history, decisions and dead letters.
+    """
     document = session.decoder.document(text)
     with session.read() as sink:
-        waiting = sink.journal.waiting_events(str(document))
-        letters = sink.journal.dead_letters(Selection(document=text))
-        decisions = sink.journal.decisions(document=str(document))
+        count = sink.journal.waiting_count(str(document))
+        waiting = sink.journal.waiting_events(str(document), newest)
+        letters = sink.journal.dead_letters(Selection(document=text), newest)
+        decisions = sink.journal.decisions(document=str(document), newest=newest)
         row = sink.table.look_up([document]).get(document)
         further = {str(one.target.table): one.look_up(document) for one in sink.further}
         if sink.target.history:
-            events = _from_history(session, str(document), waiting)
+            events = _from_history(session, str(document), waiting, newest)
         else:
             waiting_at = {record.position: record for record in waiting}
             with cluster() as opened:
                 events = _from_topic(session, document, opened, sink.ledger.positions(), waiting_at)
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
     events += map(_dead, letters)
-    return Timeline(session.name, text, source, events, decisions, row, len(waiting), further)
+    return Timeline(session.name, text, source, events, decisions, row, count, further)
 
 
 def _from_history(
-    session: MaintenanceSession, document: str, waiting: list[QuarantinedRecord]
+    session: MaintenanceSession,
+    document: str,
+    waiting: list[QuarantinedRecord],
+    newest: int | None,
 ) -> list[TimelineEntry]:
     reasons = {record.position: (record.reason, record.detail) for record in waiting}
     return [
@@ -112,7 +121,7 @@ def _from_history(
             event.verdict,
             *reasons.get(event.position, ()),
         )
-        for event in session.sink.journal.history(document)
+        for event in session.sink.journal.history(document, newest)
     ]
 
 

@@ -91,6 +91,7 @@ POSITION = "topic, {partition}, {offset}"
 RECORD = POSITION + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
 IN_LOG_ORDER = " ORDER BY topic, {partition}, {offset}"
 AT_POSITION = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
+NEWEST_COMMITTED = " ORDER BY committed_at DESC, topic DESC, {partition} DESC, {offset} DESC"
 AFTER_POSITION = (
     " AND (topic > ? OR (topic = ? AND ({partition} > ? OR ({partition} = ? AND {offset} > ?))))"
 )
@@ -117,6 +118,13 @@ ANY_PARKED_OR_DELETED = (
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED = (
     f"SELECT {RECORD}, document, attempts, tried_at FROM instep_parked WHERE pipeline = ?"
+)
+COUNT_WAITING = "SELECT count(*) FROM instep_parked WHERE pipeline = ? AND document = ?"
+SELECT_WAITING = (
+    f"SELECT {RECORD}, document, attempts, tried_at FROM (SELECT parked.*,"
+    " row_number() OVER (PARTITION BY topic, {partition} ORDER BY {offset}) AS turn"
+    " FROM instep_parked AS parked WHERE pipeline = ? AND document = ?) AS waiting"
+    " WHERE turn <= ?"
 )
 SELECT_PARKED_DOCUMENTS = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED_AMONG = SELECT_PARKED_DOCUMENTS + " AND document IN {{documents}}"
@@ -217,6 +225,7 @@ SELECT_DELETED = (
     " WHERE pipeline = ? AND document IN {{documents}}"
 )
 
+WAITING_MAX = 2**31 - 1  # of one document: none has more
 ATTEMPTS_MAX = 2**31 - 1  # of the column's type
 LOOKUP_MAX = 1_000  # above this number of documents, all parked documents are read instead
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
@@ -531,9 +540,16 @@ class Journal:
         rows = self._select(SELECT_PARKED + where + IN_LOG_ORDER, *values)
         return [self._parked(row) for row in rows]
 
-    def waiting_events(self, document: str) -> list[QuarantinedRecord]:
-        """Return a parked document's events in log order; between partitions by time."""
-        rows = self._select(f"{SELECT_PARKED} AND document = ?{IN_LOG_ORDER}", document)
+    def waiting_count(self, document: str) -> int:
+        """Return the number of a parked document's events."""
+        return int(self._select(COUNT_WAITING, document)[0][0])
+
+    def waiting_events(self, document: str, limit: int | None = None) -> list[QuarantinedRecord]:
+        """Return a parked document's events in log order; between partitions by time.
+
+        With a limit, only the first ones of each partition.
+        """
+        rows = self._select(SELECT_WAITING, document, limit or WAITING_MAX)
         events = [self._parked(row) for row in rows]
         events.sort(key=lambda one: (one.position.log, one.position.partition, one.record.offset))
         logs = itertools.groupby(
@@ -551,10 +567,14 @@ class Journal:
 
     # --- history -------------------------------------------------------------------------------
 
-    def history(self, document: str) -> list[HistoryEntry]:
-        """Return the history of a document in the order in which its events were applied."""
+    def history(self, document: str, newest: int | None = None) -> list[HistoryEntry]:
+        """Return the history of a document in the order in which its events were applied.
+
+        With `newest`, only so many events, those that were committed last.
+        """
+        latest = f"{NEWEST_COMMITTED}{_limit(newest)}" if newest else ""
         rows = _in_applied_order(
-            self._select(SELECT_HISTORY, document),
+            self._select(SELECT_HISTORY + latest, document),
             lambda row: (RecordPosition(*row[:3]), _time(row[7]), row[8]),
         )
         return [
@@ -654,7 +674,11 @@ class Journal:
     # --- decisions, and what is not applied ----------------------------------------------------
 
     def decisions(
-        self, *, document: str | None = None, position: RecordPosition | None = None
+        self,
+        *,
+        document: str | None = None,
+        position: RecordPosition | None = None,
+        newest: int | None = None,
     ) -> list[DecisionRecord]:
         """Return the decisions about a document or a record, in order of time."""
         where = ""
@@ -665,7 +689,12 @@ class Journal:
         if position is not None:
             where += " AND topic = ? AND {partition} = ? AND {offset} = ?"
             values += _fields(position)
-        rows = self._select(SELECT_DECISIONS + where + " ORDER BY {at}", *values)
+        order = " ORDER BY {at}"
+        if newest:
+            order += " DESC" + _limit(newest)
+        rows = self._select(SELECT_DECISIONS + where + order, *values)
+        if newest:
+            rows = rows[::-1]
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
 
     def recent_decisions(

@@ -131,6 +131,7 @@ def test_a_page_without_a_cookie_is_refused(
         ),
         (0, {"lag_seconds": 90.0}, overview.WARNING, "90.0 s behind"),
         (0, {"parked_documents": 1_000}, overview.WARNING, "1,000 documents are parked"),
+        (0, {"notes": ["3 documents are overdue"]}, overview.WARNING, "3 documents are overdue"),
         (0, {"error": "no answer\nremedy"}, overview.ALARM, "no answer"),
     ],
 )

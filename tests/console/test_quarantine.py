@@ -12,14 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
+import msgspec
 import pytest
 
+from instep.console.pages import documents
 from instep.console.server import ConsoleServer
+from instep.document.reasons import Reason
 from instep.kafka.connection import Cluster
 from instep.operate import dead_letters
+from instep.settings import FurtherTable, Transform
 from tests.support import consoles
 from tests.support.consoles import (
     HOSTILE_VALUES,
+    LETTER_OFFSET,
     LONG_STATUS,
     PIPELINE,
     TOPIC,
@@ -55,6 +60,12 @@ def decisions(office: ConsoleFolder, name: str) -> list[tuple[str, str, str, str
         "SELECT action, outcome, reason, actor FROM instep_decisions"
         f" WHERE document = '{name}' ORDER BY at",
     )
+
+
+def statuses(office: ConsoleFolder, prefix: str) -> dict[str, str]:
+    """Return the statuses of the documents whose ids begin so."""
+    table = "SELECT doc_no, print_status FROM contract_document"
+    return dict(run_sql(office.url, f"{table} WHERE doc_no LIKE '{prefix}_'"))
 
 
 def words_in_shell(command: str) -> list[str]:
@@ -293,6 +304,127 @@ def test_a_replay_that_is_refused_again_keeps_the_letter(
     page.wait_for_url("**/done?id=*")
     assert "1 dead" in page.inner_text("main")
     assert rejected(office, "NOT_JSON") == before
+
+
+def test_a_dead_letter_that_can_be_read_now_is_replayed(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    consoles.add_letters(office, Reason.NOT_A_TIME, ["r0", "r1", "r2", "r3"])
+    page.goto(f"{console.address}dead?reason=NOT_A_TIME")
+    page.get_by_label(f"Select 1:{LETTER_OFFSET}", exact=True).check()
+    page.get_by_role("button", name="Plan to replay the selected").click()
+    assert "PRINTED" in page.get_by_role("region", name="Changes").inner_text()
+    assert statuses(office, "r") == {}
+    page.get_by_label("Reason, kept").fill("the settings are right now")
+    page.get_by_role("button", name="Replay as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "1 applied" in page.inner_text("main")
+    assert statuses(office, "r") == {"r0": "PRINTED"}
+
+
+def test_a_whole_reason_is_replayed_except_what_came_after_the_plan(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}dead?reason=NOT_A_TIME")
+    page.get_by_role("button", name="Plan to replay all of NOT_A_TIME").click()
+    page.wait_for_url("**/dead/replay?*")
+    run_sql(
+        office.url,
+        f'UPDATE instep_dead_letters SET "offset" = {LETTER_OFFSET + 9}'
+        f' WHERE "offset" = {LETTER_OFFSET + 3}',
+    )
+    page.get_by_label("Reason, kept").fill("all of them")
+    page.get_by_role("button", name="Replay as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "2 applied" in page.inner_text("main")
+    assert set(statuses(office, "r")) == {"r0", "r1", "r2"}
+    assert rejected(office, "NOT_A_TIME") == 1
+
+
+def test_selected_documents_are_released_together(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    consoles.unblock(office, "p17", "p18", "p19")
+    page.goto(f"{console.address}parked?reason=WAITS_BEHIND")
+    for name in ("p17", "p18"):
+        page.get_by_label(f"Select {name}", exact=True).check()
+    page.get_by_role("button", name="Plan to release the selected").click()
+    page.wait_for_url("**/parked/release?*")
+    assert {"p17", "p18", "p19"} <= parked_documents(office)
+    page.get_by_label("Reason, kept").fill("both")
+    page.get_by_role("button", name="Release as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert "2 applied" in page.inner_text("main")
+    assert {"p17", "p18", "p19"} & parked_documents(office) == {"p19"}
+
+
+def test_a_whole_reason_is_released_except_what_was_parked_after_the_plan(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    page.goto(f"{console.address}parked?reason=WAITS_BEHIND")
+    page.get_by_role("button", name="Plan to release all of WAITS_BEHIND").click()
+    page.wait_for_url("**/parked/release?*")
+    planned = set(
+        page.get_by_role("region", name="Changes").locator("td:nth-child(2)").all_inner_texts()
+    )
+    assert "p19" in planned
+    later = "strftime('%Y-%m-%d %H:%M:%S.000000', 'now', '+1 hour')"
+    consoles.unblock(office, "p0")
+    run_sql(office.url, f"UPDATE instep_parked SET at = {later} WHERE document = 'p0'")
+    page.get_by_label("Reason, kept").fill("all of them")
+    page.get_by_role("button", name="Release as ann").click()
+    page.wait_for_url("**/done?id=*")
+    assert planned & parked_documents(office) == set()
+    assert "p0" in parked_documents(office)
+
+
+def test_a_pipeline_with_a_transformation_names_the_command(office: ConsoleFolder) -> None:
+    """Disable what decodes records: it would need Spark."""
+    sql = Transform(sql="SELECT * FROM records")
+    with consoles.serving(consoles.changed(office, transform=sql)) as server:
+        cookie = cookie_of(server)
+        listed = answered(server, "/dead?reason=NOT_JSON", Cookie=cookie)
+        replay, drop = re.findall(r"<button formaction[^>]*>", listed.text)[:2]
+        assert "which needs Spark" in replay
+        assert "disabled" not in drop
+        for path in ("/dead/replay?reason=NOT_JSON", "/parked/release?document=p12"):
+            answer = answered(server, path, Cookie=cookie)
+            assert answer.status == 400
+            assert "which needs Spark" in answer.text
+            command = "instep " + path[1:].partition("?")[0].replace("/", " ")
+            assert command in answer.text
+        answer = answered(server, "/dead/drop?reason=NOT_JSON", Cookie=cookie)
+        assert answer.status == 200
+
+
+def test_the_rows_of_further_tables_are_shown(office: ConsoleFolder) -> None:
+    run_sql(
+        office.url,
+        "CREATE TABLE contract_line (doc_no TEXT NOT NULL, version BIGINT NOT NULL,"
+        " note TEXT, PRIMARY KEY (doc_no, version))",
+    )
+    run_sql(office.url, "INSERT INTO contract_line VALUES ('d4', 1, 'first'), ('d4', 2, NULL)")
+    table = {
+        "table": "contract_line",
+        "key": "doc_no",
+        "line_key": "version",
+        "columns": {"version": "version", "note": "status"},
+    }
+    further = [msgspec.convert(table, FurtherTable)]
+    with consoles.serving(consoles.changed(office, tables=further)) as server:
+        text = answered(server, "/document?id=d4", Cookie=cookie_of(server)).text
+    run_sql(office.url, "DROP TABLE contract_line")
+    rows = text.partition("Rows in contract_line")[2].partition("</table>")[0]
+    assert re.findall(r"<td>([^<]*)</td>", rows) == ["d4", "1", "first", "d4", "2", "null"]
+
+
+def test_a_long_timeline_says_what_it_leaves_out(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "NEWEST_MAX", 1)
+    text = answered(console, "/document?id=p12", Cookie=cookie_of(console)).text
+    assert "Showing the newest 1 events" in text
+    assert "Showing the first 1 of 2" in text
 
 
 def test_a_whole_reason_is_dropped_except_what_came_after_the_plan(

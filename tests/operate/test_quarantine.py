@@ -245,6 +245,21 @@ def test_decisions_of_one_time_are_read_in_parts(database_url: str, open_sink: O
         assert read(10, first[-1].at) == []
 
 
+def test_the_newest_of_a_long_timeline_are_read(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    apply(sink, [event(0, "a", 1, "CREATED")])
+    apply(sink, [event(at, "a", at + 1, "PRINTED") for at in range(1, 6)])
+    with session(database_url, transitions=MACHINE) as at:
+        for _ in range(2):
+            parked.skip(at, "a", "not needed", execute=True)
+        found = timeline.read(at, "a", no_cluster, 2)
+        whole = timeline.read(at, "a", no_cluster)
+        assert (found.events, found.decisions) == (whole.events[-2:], whole.decisions[-2:])
+        assert found.waiting == whole.waiting == 3
+        waiting = at.sink.journal.waiting_events("a", 2)
+        assert [one.position.offset for one in waiting] == [3, 4]
+
+
 @pytest.mark.parametrize(
     ("text", "position"),
     [

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,8 @@ from confluent_kafka import Producer
 from instep import settings, sinks
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
-from instep.document.decoding import Decoder
+from instep.document.decoding import DeadLetter, Decoder
+from instep.document.reasons import Reason
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline.apply.batch import Writer
@@ -34,6 +36,7 @@ from tests.support.web_pages import HOSTILE
 
 PIPELINE = "contracts"
 TOPIC = "console-topic"
+LETTER_OFFSET = 1_000_000  # of letters that tests add: behind every record of the topic
 LONG_STATUS = "x" * 300  # does not fit the table's column: it parks the document
 SCRIPT = "<script>window.hacked=1</script>"
 # classes of bad input, each as a value that a record may hold
@@ -162,6 +165,40 @@ def _hostile() -> Iterator[tuple[str, Any]]:
         yield value, _event(value, 2, value + LONG_STATUS)
         yield f"dead-{name}", {"doc_id": value}
         yield value, value.encode()
+
+
+def add_letters(made: ConsoleFolder, reason: Reason, documents: list[str]) -> None:
+    """Keep good events as dead letters, as if the settings had been wrong before."""
+    sink = sinks.open_sink(inspection.inspect(PIPELINE, made.pipeline))
+    try:
+        with sink.transaction():
+            records = [
+                record(LETTER_OFFSET + number, document, _event(document, 1))
+                for number, document in enumerate(documents)
+            ]
+            letters = [DeadLetter(one, reason, "not what was expected") for one in records]
+            sink.journal.add_dead_letters(1, letters, datetime.now(UTC))
+    finally:
+        sink.close()
+
+
+def unblock(made: ConsoleFolder, *documents: str) -> None:
+    """Remove the event that blocks each document, as if its cause were gone."""
+    for document in documents:
+        run_sql(
+            made.url,
+            f"DELETE FROM instep_parked WHERE document = '{document}' AND \"offset\" ="
+            f" (SELECT min(\"offset\") FROM instep_parked WHERE document = '{document}')",
+        )
+
+
+def changed(made: ConsoleFolder, **changes: Any) -> settings.Loaded:
+    """Return the settings with a pipeline that differs."""
+    declared = made.loaded.settings
+    pipelines = {PIPELINE: msgspec.structs.replace(made.pipeline, **changes)}
+    return msgspec.structs.replace(
+        made.loaded, settings=msgspec.structs.replace(declared, pipelines=pipelines)
+    )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from instep.operate import timeline
 from instep.operate.timeline import Timeline
 from instep.sinks.journal_entries import QuarantinedRecord, RecordPosition, Selection
 
+NEWEST_MAX = 500  # events, waiting events, dead letters and decisions of a document
 VALUE_CHARACTERS_MAX = 64 * 1024  # of a record on a page
 
 
@@ -63,6 +64,7 @@ def document(view: PageRequest) -> Response:
         found=found,
         problems=problems,
         searched=names,
+        newest=NEWEST_MAX,
         commands={
             name: view.workspace.command("show", "--pipeline", name, items=[text]) for name in names
         },
@@ -80,12 +82,12 @@ def record(view: PageRequest) -> Response:
 
 def _find(view: PageRequest, name: str, text: str) -> FoundDocument:
     with view.session(name) as session:
-        found = timeline.read(session, text, view.workspace.shared_cluster)
+        found = timeline.read(session, text, view.workspace.shared_cluster, NEWEST_MAX)
         document_id = str(session.decoder.document(text))
         with session.read() as sink:
-            waiting = sink.journal.waiting_events(document_id)
-            letters = sink.journal.dead_letters(Selection(document=text), limit=100)
-    return FoundDocument(name, document_id, found, waiting, letters)
+            waiting = sink.journal.waiting_events(document_id, NEWEST_MAX)
+            letters = sink.journal.dead_letters(Selection(document=text), limit=NEWEST_MAX)
+    return FoundDocument(name, document_id, found, waiting[:NEWEST_MAX], letters)
 
 
 def _position(view: PageRequest) -> RecordPosition:

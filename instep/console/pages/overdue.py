@@ -36,7 +36,12 @@ def overdue(view: PageRequest) -> Response:
         status=status,
         older_than=older_than,
         shown_age=lambda seconds: durations.shown(timedelta(seconds=seconds)),
-        command_line=view.workspace.command("overdue", items=[name]),
+        command_line=view.workspace.command(
+            "overdue",
+            *(["--status", status] if status else []),
+            *(["--older-than", older_than] if older_than else []),
+            items=[name],
+        ),
     )
 
 

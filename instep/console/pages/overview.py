@@ -61,6 +61,7 @@ def alarms_of(sample: StatusSample | None) -> tuple[int, list[str]]:
         found.append((WARNING, f"waits: {run.detail}"))
     if status.lag_seconds is not None and status.lag_seconds > LAG_WARNING_S:
         found.append((WARNING, f"{rendering.seconds(status.lag_seconds)} behind"))
+    found += [(WARNING, note) for note in status.notes]
     if status.parked_documents:
         found.append((WARNING, f"{status.parked_documents:,} documents are parked"))
     if status.dead_letters:
