@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,6 +118,7 @@ class TargetDatabase:
         history: bool = False,
         lines: bool = False,
         sql: str | None = None,
+        due: Mapping[str, str] | None = None,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
@@ -125,7 +126,8 @@ class TargetDatabase:
         """Declare a new pipeline from the topic into its own table.
 
         With `lines` it writes a second table, a line for each event. `sql` is a transformation.
-        `url` is another address of this database, for example that of a proxy.
+        `due` says how long a document may keep a status. `url` is another address of this database,
+        for example that of a proxy.
         """
         [declared] = self.declare_together(
             bootstrap,
@@ -134,6 +136,7 @@ class TargetDatabase:
             history=history,
             lines=lines,
             sql=sql,
+            due=due,
             spark=spark,
             batch_rows_max=batch_rows_max,
             url=url,
@@ -149,6 +152,7 @@ class TargetDatabase:
         history: bool = False,
         lines: bool = False,
         sql: str | None = None,
+        due: Mapping[str, str] | None = None,
         spark: settings.Spark | None = None,
         batch_rows_max: int | None = None,
         url: str | None = None,
@@ -161,6 +165,7 @@ class TargetDatabase:
             "history": history,
             "event": EVENT,
             "columns": COLUMNS,
+            "due": dict(due or {}),
         }
         if batch_rows_max:
             options["batch_rows_max"] = batch_rows_max

@@ -1,17 +1,18 @@
 """`instep bench console`: how quickly the console answers when there is much to show.
 
-A database is filled with history, dead letters and parked events, and a cluster with topics. The
-console runs in a process of its own, as users run it. Each page is requested several times, one
-request after the other. The bytes of the first page are those on the wire. With `browser`, a
-headless Chromium clicks from page to page, and the time from the click to the first paint of the
-next page is measured. At last tabs stay open, and the processor time of the console is measured
-with and without them.
+A database is filled with rows, history, dead letters, parked events and decisions, and a cluster
+with topics and consumer groups. Some documents are overdue. The console runs in a process of its
+own, as users run it. Each page is requested several times, one request after the other. The bytes
+of the first page are those on the wire. With `browser`, a headless Chromium clicks from page to
+page, and the time from the click to the first paint of the next page is measured. At last tabs stay
+open, and the processor time of the console is measured with and without them.
 """
 
 from __future__ import annotations
 
 import functools
 import http.client
+import math
 import re
 import socket
 import time
@@ -28,22 +29,30 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.demo.pipeline_process import PipelineProcess
-from instep.document.decoding import DeadLetter, Event, Record
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
 from instep.document.reasons import Reason, Refusal
-from instep.kafka import topics
+from instep.kafka import groups, topics
+from instep.pipeline.apply import rows
 from instep.report.percentiles import percentile_values
 from instep.report.tables import ReportTable
 from instep.sinks.sink import Sink
-from instep.sinks.target import Position
+from instep.sinks.target import Decision, Position
 from instep.waiting import wait_until
-from instep_bench import bench_servers, machine, meters
+from instep_bench import bench_servers, chromium, load, machine, meters
 from instep_bench.bench_servers import BenchPipeline, BenchServers
+from instep_bench.chromium import Chromium
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
 
 CHUNK_ROWS = 50_000
 EVENTS_PER_DOCUMENT = 10
+DOCUMENTS_PER_OVERDUE = 1_000
+DECISIONS_AT_ONCE = 500
+RECORDS = 1_000
+BEGIN_MS = 1_790_000_000_000
+DUE = {"QUEUED": "1h"}
+CACHED = "cached"  # in place of a path: the Chromium that the tests have unpacked
 PARKED_SHARE = 100  # one parked document for this many dead letters
 TOPIC_THREADS = 8
 START_S = 60.0
@@ -62,11 +71,13 @@ class ConsoleBenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "postgres"
     history: int = 10_000_000
     dead_letters: int = 100_000
+    decisions: int = 100_000
     topics: int = 10_000
+    groups: int = 200
     requests: int = 50
     tabs: int = 50
     seconds: float = 30  # with open tabs
-    browser: str | None = None  # executable of a headless Chromium
+    browser: str | None = None  # a headless Chromium, or CACHED
     bootstrap: str | None = None
 
 
@@ -85,10 +96,11 @@ def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
     recorder = Recorder("console", command)
     with BenchServers(options.bootstrap, say) as servers:
         database = servers.database(options.target)
-        declared = database.declare(servers.bootstrap, servers.new_topic(4), history=True)
+        declared = database.declare(servers.bootstrap, servers.new_topic(4), history=True, due=DUE)
         with declared.sink() as sink:
             _fill(sink, servers, declared, options, say)
         _create_topics(servers, options.topics, say)
+        _fill_topic(servers, declared.pipeline.topic, options.groups, say)
         with _console(declared) as console:
             measured = _measure(console, declared, options, say)
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
@@ -104,12 +116,19 @@ def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
 
 def _check(options: ConsoleBenchOptions) -> None:
     bench_servers.check_target(options.target)
-    least = min(options.history, options.dead_letters, options.requests)
+    least = min(
+        options.history, options.dead_letters, options.decisions, options.groups, options.requests
+    )
     if least < 1 or min(options.topics, options.tabs) < 0 or options.seconds <= 0:
         raise errors.SettingsError(
-            "history, dead letters, requests and seconds must be above 0, topics and tabs at"
-            " least 0",
+            "history, dead letters, decisions, groups, requests and seconds must be above 0, topics"
+            " and tabs at least 0",
             "give larger numbers",
+        )
+    if options.browser == CACHED and chromium.kept() is None:
+        raise errors.MissingPart(
+            "the cache has no Chromium: the tests of the console unpack one",
+            "name an executable: --browser PATH",
         )
 
 
@@ -123,7 +142,7 @@ def _fill(
     options: ConsoleBenchOptions,
     say: Say,
 ) -> None:
-    """Write ledger, history, dead letters and parked events, in transactions of many rows."""
+    """Write everything that the pages read, in transactions of many rows."""
     topic = topics.describe(servers.cluster, declared.pipeline.topic)
     sink.ledger.take_epoch(
         Position(number, 0, 0, topic.cluster_id, topic.id) for number in topic.partitions
@@ -135,6 +154,13 @@ def _fill(
         events = [_event(sink, number) for number in numbers]
         with sink.transaction():
             sink.journal.append_history(0, events, [Verdict.APPLIED] * len(events), at)
+    documents = math.ceil(options.history / EVENTS_PER_DOCUMENT)
+    say(f"writing {documents:,} rows")
+    for begin in range(0, documents, CHUNK_ROWS):
+        records = [_row(number) for number in range(begin, min(begin + CHUNK_ROWS, documents))]
+        found, _ = Decoder(sink.target.mapping).decode_all(records)
+        with sink.transaction():
+            rows.write(sink, found, isolate_failures=False)
     say(f"writing {options.dead_letters:,} dead letters")
     for begin in range(0, options.dead_letters, CHUNK_ROWS):
         numbers = range(begin, min(begin + CHUNK_ROWS, options.dead_letters))
@@ -148,17 +174,43 @@ def _fill(
     ]
     with sink.transaction():
         sink.journal.add_parked(2, parked, at)
+    say(f"writing {options.decisions:,} decisions")
+    for begin in range(0, options.decisions, DECISIONS_AT_ONCE):
+        numbers = range(begin, min(begin + DECISIONS_AT_ONCE, options.decisions))
+        with sink.transaction():
+            sink.journal.add_decisions(map(_decision, numbers), at + timedelta(milliseconds=begin))
 
 
 def _event(sink: Sink, number: int) -> Event:
     values = (UNSET,) * len(sink.table.columns)
     document = f"doc-{number // EVENTS_PER_DOCUMENT:09}"
     version = number % EVENTS_PER_DOCUMENT + 1
-    return Event(number, document, version, 1_790_000_000_000_000 + number, "PRINTED", values)
+    status = _status(number // EVENTS_PER_DOCUMENT)
+    return Event(number, document, version, BEGIN_MS * 1000 + number, status, values)
+
+
+def _status(document: int) -> str:
+    return "PRINTED" if document % DOCUMENTS_PER_OVERDUE else "QUEUED"
+
+
+def _row(number: int) -> Record:
+    """Return the last event of a document as a record, which becomes its row."""
+    document = f"doc-{number:09}"
+    value = {
+        "doc_id": document,
+        "status": _status(number),
+        "version": EVENTS_PER_DOCUMENT,
+        "updated_at": BEGIN_MS,
+    }
+    return Record(number, BEGIN_MS, document.encode(), msgspec.json.encode(value))
+
+
+def _decision(number: int) -> Decision:
+    return Decision(1, number, "dropped", "NOT_JSON", "ann", "noise", f"doc-{number:09}")
 
 
 def _record(number: int) -> Record:
-    return Record(number, 1_790_000_000_000, f"key-{number}".encode(), b'{"status": "PRINTED"}' * 8)
+    return Record(number, BEGIN_MS, f"key-{number}".encode(), b'{"status": "PRINTED"}' * 8)
 
 
 def _dead_letter(number: int) -> DeadLetter:
@@ -175,6 +227,20 @@ def _create_topics(servers: BenchServers, count: int, say: Say) -> None:
 
     with ThreadPoolExecutor(TOPIC_THREADS) as pool:
         list(pool.map(create, names))
+
+
+def _fill_topic(servers: BenchServers, topic: str, count: int, say: Say) -> None:
+    """Publish some records to the pipeline's topic, and commit offsets for consumer groups."""
+    say(f"creating {count:,} consumer groups")
+    load.publish(load.Load(events=RECORDS, documents=RECORDS), servers.bootstrap, topic)
+    for number in range(count):
+        name = _group(number)
+        servers.groups.append(name)
+        groups.commit(servers.cluster, name, {(topic, 0): number})
+
+
+def _group(number: int) -> str:
+    return f"bench-console-group-{number:05}"
 
 
 # --- the console ----------------------------------------------------------------------------------
@@ -230,7 +296,7 @@ def _console(declared: BenchPipeline) -> Iterator[_Console]:
 def _measure(
     console: _Console, declared: BenchPipeline, options: ConsoleBenchOptions, say: Say
 ) -> ConsoleMeasurements:
-    name = declared.name
+    name, topic = declared.name, declared.pipeline.topic
     first = f"doc-{options.history // EVENTS_PER_DOCUMENT // 2:09}"
     pages = {
         "overview": "/",
@@ -242,6 +308,12 @@ def _measure(
         "topics": "/topics",
         "topics that match": "/topics?match=9",
         "groups": "/groups",
+        "group": f"/group?{urlencode({'group': _group(0)})}",
+        "topic": f"/topic?{urlencode({'topic': topic})}",
+        "records": f"/records?{urlencode({'topic': topic})}",
+        "overdue": f"/overdue?{urlencode({'pipeline': name})}",
+        "rewind": f"/rewind?{urlencode({'pipeline': name})}",
+        "settings": "/settings",
     }
     timed: dict[str, list[float]] = {}
     for page, path in pages.items():
@@ -279,11 +351,8 @@ def _first_page_bytes(console: _Console) -> int:
 
 def _painted(console: _Console, options: ConsoleBenchOptions) -> list[float]:
     """Return the milliseconds from each click on a link to the next page's first paint."""
-    from playwright.sync_api import sync_playwright
-
     found: list[float] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+    with chromium.opened(_chromium(options.browser or CACHED)) as browser:
         page = browser.new_page()
         page.goto(console.start_url)
         for number in range(options.requests):
@@ -292,8 +361,12 @@ def _painted(console: _Console, options: ConsoleBenchOptions) -> list[float]:
             page.locator(f'header a[href="{path}"]').first.click()
             page.wait_for_url(f"**{path}")
             found.append(page.evaluate(PAINTED) - began)
-        browser.close()
     return found
+
+
+def _chromium(named: str) -> Chromium:
+    kept = chromium.kept() if named == CACHED else None
+    return chromium.unpacked(kept) if kept else chromium.at(Path(named))
 
 
 def _cores(console: _Console, options: ConsoleBenchOptions, say: Say) -> dict[str, float]:

@@ -16,55 +16,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from instep import errors
 from instep.local import paths
+from instep_bench import chromium
+from instep_bench.chromium import MARK, PACKAGE, Chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 EXECUTABLE = "INSTEP_TEST_CHROMIUM"
-PACKAGE = "chromium-headless-shell"
-PROGRAM = Path("usr/lib/chromium") / PACKAGE
 PLAN = ("apt-get", "install", "--print-uris", "-y", "--no-install-recommends")
-MARK = ".complete"
 TIMEOUT_S = 300.0
-
-
-class Chromium(msgspec.Struct, frozen=True):
-    """An executable, and the folders of the libraries that were unpacked with it."""
-
-    executable: Path
-    libraries: tuple[Path, ...] = ()
 
 
 def find() -> Chromium:
     """Return Chromium; unpack it into the cache if it is not there. Raise MissingPart if not."""
     if named := os.environ.get(EXECUTABLE):
-        return Chromium(Path(named))
-    kept = [mark.parent for mark in paths.cache().glob(f"{PACKAGE}-*/{MARK}")]
-    folder = max(kept, key=lambda one: one.stat().st_mtime) if kept else _fetch()
-    libraries = sorted({library.parent for library in folder.rglob("*.so*")})
-    return Chromium(folder / PROGRAM, tuple(libraries))
+        return chromium.at(Path(named))
+    return chromium.unpacked(chromium.kept() or _fetch())
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Start Chromium, and close it at the end."""
-    from playwright.sync_api import sync_playwright
-
-    found = find()
-    search = os.pathsep.join(map(str, found.libraries))
-    with sync_playwright() as playwright:
-        # in containers, Chromium's own sandbox needs rights that users do not have
-        opened = playwright.chromium.launch(
-            executable_path=found.executable,
-            args=["--no-sandbox"],
-            env={**os.environ, "LD_LIBRARY_PATH": search} if search else None,
-        )
+    with chromium.opened(find()) as opened:
         yield opened
-        opened.close()
 
 
 def _fetch() -> Path:
@@ -77,9 +53,8 @@ def _fetch() -> Path:
             )
     cache = paths.cache()
     with paths.locked(cache / f"{PACKAGE}.lock"):
-        kept = sorted(cache.glob(f"{PACKAGE}-*/{MARK}"))
-        if kept:  # by another process, meanwhile
-            return kept[-1].parent
+        if kept := chromium.kept():  # by another process, meanwhile
+            return kept
         plan = _run([*PLAN, PACKAGE], cache)
         # 'URI' NAME_VERSION_ARCHITECTURE.deb SIZE DIGEST
         files = [line.split()[1] for line in plan.splitlines() if line.startswith("'")]

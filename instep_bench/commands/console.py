@@ -23,8 +23,14 @@ def measure_console(
     dead_letters: Annotated[
         int | None, typer.Option(min=1, help="Number of dead letters. Default: 100000.")
     ] = None,
+    decisions: Annotated[
+        int | None, typer.Option(min=1, help="Number of decisions. Default: 100000.")
+    ] = None,
     topics: Annotated[
         int | None, typer.Option(min=0, help="Number of topics. Default: 10000.")
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Number of consumer groups. Default: 200.")
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests of each page. Default: 50.")
@@ -39,7 +45,8 @@ def measure_console(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="A headless Chromium, to measure from click to paint (needs playwright).",
+            help="A headless Chromium, to measure from click to paint (needs playwright);"
+            " `cached`: the one that the tests have unpacked.",
         ),
     ] = None,
     bootstrap: bench_options.Bootstrap = None,
@@ -55,7 +62,9 @@ def measure_console(
         target=target,
         history=history,
         dead_letters=dead_letters,
+        decisions=decisions,
         topics=topics,
+        groups=groups,
         requests=requests,
         tabs=tabs,
         seconds=seconds,

@@ -15,7 +15,9 @@ def test_every_page_is_measured(broker: LocalCluster) -> None:
         target="sqlite",
         history=2_000,
         dead_letters=300,
+        decisions=700,
         topics=3,
+        groups=2,
         requests=2,
         tabs=2,
         seconds=0.2,
@@ -24,6 +26,9 @@ def test_every_page_is_measured(broker: LocalCluster) -> None:
     result = console.run(options, lambda _text: None, "instep bench console")
     [pages] = result.tables
     assert [row[0] for row in pages.rows][:3] == ["overview", "pipeline", "document"]
+    assert {"overdue", "topic", "records", "group", "rewind", "settings"} <= {
+        row[0] for row in pages.rows
+    }
     measured = {figure.name: figure for figure in result.figures}
     assert measured["slowest page, p95"].median > 0
     assert 10 < measured["first page"].median < 150
