@@ -83,7 +83,7 @@ def read(
 ) -> Timeline:
     """Return the timeline of the document with the id `text`.
 
-    With `newest`, only so many events of the history, decisions and dead letters.
+    With `newest`, at most this many events of the history, decisions and dead letters.
     """
     document = session.decoder.document(text)
     with session.read() as sink:

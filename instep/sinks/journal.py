@@ -570,7 +570,7 @@ class Journal:
     def history(self, document: str, newest: int | None = None) -> list[HistoryEntry]:
         """Return the history of a document in the order in which its events were applied.
 
-        With `newest`, only so many events, those that were committed last.
+        With `newest`, at most this many events, those that were committed last.
         """
         latest = f"{NEWEST_COMMITTED}{_limit(newest)}" if newest else ""
         rows = _in_applied_order(

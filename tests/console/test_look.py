@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from instep import errors, settings
-from instep.console import access, live
+from instep.console import access, live, workspace
 from instep.console.server import ConsoleServer
 from instep.kafka import groups
 from instep.kafka.connection import Cluster
@@ -293,6 +294,14 @@ def test_the_first_page_is_small(browser: Browser, console: ConsoleServer) -> No
     assert set(hosts) == {f"127.0.0.1:{console.port}"}
 
 
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Let a console give up sooner on a cluster that does not answer."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(workspace, "KAFKA_TIMEOUT_S", 1.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
     """Serve a console whose cluster and database do not answer."""
@@ -302,7 +311,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
     )
     (folder / "instep.toml").write_text(text, encoding="utf-8")
     loaded = settings.load_with_origins(folder / "instep.toml", {})
-    with consoles.serving(loaded) as server:
+    with impatient(), consoles.serving(loaded) as server:
         yield server
 
 
@@ -354,7 +363,8 @@ def without_cluster(
     declared = office.loaded.settings
     kafka = msgspec.structs.replace(declared.kafka, bootstrap="127.0.0.1:1")
     declared = msgspec.structs.replace(declared, kafka=kafka)
-    with consoles.serving(msgspec.structs.replace(office.loaded, settings=declared)) as server:
+    loaded = msgspec.structs.replace(office.loaded, settings=declared)
+    with impatient(), consoles.serving(loaded) as server:
         yield server.address, open_page(server.start_url)
 
 
