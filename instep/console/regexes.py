@@ -11,20 +11,19 @@ import re
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from instep import errors
 from instep.kafka.admin.filters import Search
 
-BUDGET_S = 5.0  # for all slow searches of a page
-QUICK_S = 0.001  # a search that takes no longer is not a slow one
+SEARCH_S = 5.0  # in one text
 START_S = 10.0  # of the process, on a busy machine
-CPU_S = 30  # after this time the process ends by itself, should the console be gone
-PROGRAM = f"""
+CPU_S = 20  # for all texts of a page; the process ends then, even if the console is gone
+PROGRAM = """
 import re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S}))
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
 asked, answers = sys.stdin.buffer, sys.stdout.buffer
 def read():
     return asked.read(int.from_bytes(asked.read(4), "big")).decode("utf-8", "surrogatepass")
@@ -41,9 +40,9 @@ class RegexProcess:
     def __init__(self, pattern: str) -> None:
         """Start it; raise re.error for a wrong expression."""
         re.compile(pattern)
-        self._pattern, self._left_s, self._begun = pattern, BUDGET_S, False
+        self._pattern, self._patience_s = pattern, START_S
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, str(CPU_S)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -56,19 +55,16 @@ class RegexProcess:
     def search(self, text: str) -> bool:
         """Return whether the expression matches anywhere in a text."""
         assert self._process.stdout is not None
-        began = time.monotonic()
         self._send(text)
-        patience_s = self._left_s if self._begun else self._left_s + START_S
-        ready = self._answers.poll(max(0.0, patience_s) * 1000)
+        ready = self._answers.poll(self._patience_s * 1000)
         answer = self._process.stdout.read(1) if ready else b""
         if not answer:
+            self._process.kill()
             raise errors.SettingsError(
                 f"the search for {self._pattern!r} was ended: it takes too long",
                 "write an expression without repetitions of repetitions, or choose fewer records",
             )
-        if self._begun:
-            self._left_s -= max(0.0, time.monotonic() - began - QUICK_S)
-        self._begun = True
+        self._patience_s = SEARCH_S
         return answer == b"1"
 
     def end(self) -> None:
@@ -96,8 +92,10 @@ class Regexes:
 
     def compile(self, pattern: str) -> Search:
         """Return a function that tells whether a text has a match."""
-        self._processes.append(RegexProcess(pattern))
-        return self._processes[-1].search
+        process = RegexProcess(pattern)
+        self._processes.append(process)
+        process.search("")  # wait until it runs: from now on, only searches take time
+        return process.search
 
     def end(self) -> None:
         """End what was started."""

@@ -39,7 +39,7 @@ def test_a_large_text_is_searched() -> None:
 
 
 def test_a_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regexes, "BUDGET_S", 0.5)
+    monkeypatch.setattr(regexes, "SEARCH_S", 0.5)
     began = time.monotonic()
     with regexes.opened() as opened:
         search = opened.compile("(a+)+$")
@@ -51,8 +51,17 @@ def test_a_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < 30
 
 
-def test_many_quick_searches_are_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regexes, "BUDGET_S", 0.2)
+def test_many_slow_searches_are_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End them when all of them together have taken too long."""
+    monkeypatch.setattr(regexes, "CPU_S", 1)
+    pattern, text = "(a+)+$", "a" * 24 + "b"  # some tenths of a second
+    with regexes.opened() as opened:
+        search = opened.compile(pattern)
+        with pytest.raises(errors.SettingsError, match="takes too long"):
+            list(map(search, [text] * 1_000))
+
+
+def test_many_texts_are_searched() -> None:
     with regexes.opened() as opened:
         search = opened.compile("[0-9]+7$")
         assert sum(search(str(number)) for number in range(10_000)) == 999

@@ -212,7 +212,13 @@ def live_records(view: PageRequest) -> Part:
             )
             found["ends"] = {number: start for number, (start, _) in wanted.ranges.items()}
             found["number"] = 0
-        fresh = _fresh(view.workspace.cluster(), search, found["ends"])
+        if "ended" in found:  # the same search would take too long again
+            raise found["ended"].with_traceback(None)
+        try:
+            fresh = _fresh(view.workspace.cluster(), search, found["ends"])
+        except errors.SettingsError as error:
+            found["ended"] = error
+            raise
         found["number"] += len(fresh)
         return found["number"], lambda: rendering.render(
             "records_part.html", view=view, found=fresh, characters=VALUE_CHARACTERS
