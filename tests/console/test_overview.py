@@ -155,13 +155,14 @@ def test_a_reading_that_fails_is_not_the_last_one() -> None:
 
     def read() -> PipelineStatus:
         readings.append(1)
-        raise RuntimeError("broken")
+        raise RuntimeError("the value is 4711")
 
     sampler = PipelineSampler("contracts", read)
     sampler.start()
     found = sampler.watch()
     assert found is not None
     assert "RuntimeError" in (found.status.error or "")
+    assert "4711" not in (found.status.error or "")
     wait_until(lambda: bool(sampler.watch()) and len(readings) > 1, "another reading")
     sampler.end()
 

@@ -10,7 +10,9 @@ import pytest
 
 from instep.console.command_runs import CommandRuns
 from instep.console.server import ConsoleServer
-from tests.support.consoles import PIPELINE, ConsoleFolder
+from instep.console.workspace import ConsoleOptions
+from tests.support import consoles
+from tests.support.consoles import PIPELINE, ConsoleFolder, answered, cookie_of
 from tests.support.databases import run_sql
 from tests.support.waiting import wait_until
 
@@ -115,6 +117,18 @@ def test_a_command_runs_as_the_person_who_started_it(office: ConsoleFolder) -> N
     assert f"pipelines.{PIPELINE}.topic" in run.result()["settings"]
     assert runs.of(PIPELINE) == [run]
     runs.end()
+
+
+def test_the_output_of_a_command_is_hidden_with_the_values(office: ConsoleFolder) -> None:
+    config = str(office.folder / "instep.toml")
+    with consoles.serving(office.loaded, ConsoleOptions(hide_values=True)) as server:
+        arguments = ["status", "no-such-pipeline", "--config", config]
+        run = server.workspace.runs.start("Comparison", PIPELINE, "ann", "", arguments)
+        wait_until(lambda: not run.is_running, "the command")
+        assert "no-such-pipeline" in "".join(run.lines)
+        page = answered(server, f"/reconcile/run?id={run.id}", Cookie=cookie_of(server)).text
+    assert f"({len(run.lines)} lines)" in page
+    assert "no-such-pipeline" not in page
 
 
 @pytest.mark.long
