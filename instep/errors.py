@@ -518,7 +518,7 @@ class BatchDiffers(NamedStop):
 
 
 class BatchesMissing(NamedStop):
-    """A streaming query is ahead of its sink: batches between them were never applied here."""
+    """A streaming query is ahead of its sink: the batches before were never applied here."""
 
     code = "BATCHES_MISSING"
     usual_remedy = (

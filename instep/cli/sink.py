@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import errors, settings
+from instep import settings
 from instep.cli import help as help_pages
 from instep.cli import output
 from instep.cli.options import AsJson, Config, Debug, Execute, RequiredSinkUrl
+
+if TYPE_CHECKING:
+    from instep.sinks.batches import StoredSink
 
 app = help_pages.command_group("sink", "See and adopt the sinks of Spark streams.")
 
@@ -27,7 +30,7 @@ def list_command(url: RequiredSinkUrl, as_json: AsJson = False, _debug: Debug = 
     rows = [
         (
             name,
-            "any" if sink.query_id is None else sink.query_id,
+            "any" if sink.is_adopted else sink.query_id or "",
             "" if sink.batch_id is None else sink.batch_id,
             sink.epoch,
             sink.next_row,
@@ -49,28 +52,32 @@ def adopt(
 ) -> None:
     """Let a sink accept the next batch of any query, after a named stop.
 
-    The sink forgets which batches it has applied. End the query first, and start it afterwards.
+    The sink forgets which batches it has applied. A sink that this database does not have is
+    added, for a query that continues here. End the query first, and start it afterwards.
     """
     from instep.sinks import batches
 
     where = settings.expanded(url, "--url", os.environ)
     found = batches.stored_sinks(where)
-    if name not in found:
-        raise errors.SettingsError(
-            f"the database has no sink {name!r}{settings.nearest(name, found)}",
-            "see its sinks: instep sink list --url URL",
-        )
+    stored = found.get(name)
     if execute:
         batches.adopt(where, name)
     if as_json:
-        output.print_json({"sink": name, "stored": found[name], "executed": execute})
+        output.print_json({"sink": name, "stored": stored, "executed": execute})
     else:
-        sink = found[name]
-        typer.echo(
-            f"{name} has applied batch {sink.batch_id} of query {sink.query_id};"
-            " it accepts the next batch of any query"
-        )
+        typer.echo(f"{name} {_so_far(stored)}; it accepts the next batch of any query")
+    if stored is None and found:
+        output.say(f"the sinks of this database are: {', '.join(sorted(found))}")
     if execute:
         output.say("done; start the query again")
     else:
         output.say_dry_run()
+
+
+def _so_far(stored: StoredSink | None) -> str:
+    """Return what a sink has applied, as a plan says it."""
+    if stored is None or stored.query_id is None:
+        return "has applied no batch in this database"
+    if stored.is_adopted:
+        return "is adopted already"
+    return f"has applied batch {stored.batch_id} of query {stored.query_id}"

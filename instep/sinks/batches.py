@@ -34,7 +34,11 @@ ADVANCE_SINK = (
     "UPDATE instep_sinks SET query_id = ?, batch_id = ?, epoch = ?, next_row = ?, committed_at = ?"
     " WHERE sink = ? AND epoch = ? AND next_row = ?"
 )
-ADOPT = "UPDATE instep_sinks SET query_id = NULL, batch_id = NULL WHERE sink = :sink"
+ANY_QUERY = "*"  # in place of a query: the next batch of any query is applied
+ADOPT = "UPDATE instep_sinks SET query_id = :query, batch_id = NULL WHERE sink = :sink"
+ADOPT_NEW = (
+    "INSERT INTO instep_sinks (sink, query_id, epoch, next_row) VALUES (:sink, :query, 0, 0)"
+)
 FORGET_BATCHES = "DELETE FROM instep_batches WHERE sink = :sink"
 DELETE_TABLES = "DELETE FROM instep_sink_tables WHERE sink = ?"
 INSERT_TABLE = "INSERT INTO instep_sink_tables (pipeline, sink, definition) VALUES (?, ?, ?)"
@@ -62,7 +66,7 @@ SELECT_ALL = (
 class StoredSink(msgspec.Struct, frozen=True):
     """A row of `instep_sinks`: the last batch that was applied, and the epoch of its writer.
 
-    Without a query, the next batch of any query is applied.
+    Without a query, no batch of a stream was applied, and only the first one of a query may be.
     """
 
     query_id: str | None = None
@@ -70,6 +74,11 @@ class StoredSink(msgspec.Struct, frozen=True):
     epoch: int = 0
     next_row: int = 0
     committed_at: datetime | None = None
+
+    @property
+    def is_adopted(self) -> bool:
+        """Return whether the next batch of any query is applied, because somebody said so."""
+        return self.query_id == ANY_QUERY
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
@@ -233,11 +242,14 @@ def _not_allowed(opened: sa.Connection, refused: errors.InstepError) -> errors.N
 
 
 def adopt(url: str, sink: str) -> None:
-    """Let the next batch of any query be applied to a sink."""
+    """Let the next batch of any query be applied to a sink, also to one never seen here."""
+    create_missing(url)
+    named = {"sink": sink, "query": ANY_QUERY}
     with inspection.connection(target.database_url(url)) as opened:
         # the sink's row first, as a batch does, so that neither can overtake the other
-        for statement in (ADOPT, FORGET_BATCHES):
-            opened.execute(sa.text(statement), {"sink": sink})
+        if opened.execute(sa.text(ADOPT), named).rowcount == 0:
+            opened.execute(sa.text(ADOPT_NEW), named)
+        opened.execute(sa.text(FORGET_BATCHES), {"sink": sink})
         opened.commit()
 
 

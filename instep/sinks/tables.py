@@ -233,7 +233,7 @@ SINKS = sa.Table(
     "instep_sinks",
     sink_metadata,
     sa.Column("sink", name_type(100), primary_key=True),
-    sa.Column("query_id", name_type(64)),  # null: the next batch of any query is applied
+    sa.Column("query_id", name_type(64)),  # null: no batch was applied; *: adopted
     sa.Column("batch_id", sa.BigInteger),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("next_row", sa.BigInteger, nullable=False),  # the number of rows so far

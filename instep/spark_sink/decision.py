@@ -6,18 +6,23 @@ checkpoint was replaced or two drivers use the same one. So:
 
 1. A run that is not known yet takes the next epoch. A run with an older epoch than the stored one
    is fenced.
-2. A batch of another query is refused: its ids mean nothing here.
-3. A batch that follows the stored one is applied. If the offsets of both are known, it must begin
+2. A sink that has applied no batch begins with the first one of a query, number 0. A later one is
+   refused: those before it are in another database, or under another name.
+3. A batch of another query is refused: its ids mean nothing here.
+4. A batch that follows the stored one is applied. If the offsets of both are known, it must begin
    where the stored one ended: with two drivers, the checkpoint's file may be the other one's.
-4. A batch that was applied before is skipped if it is the same one: by its planned offsets and the
+5. A batch that was applied before is skipped if it is the same one: by its planned offsets and the
    number of its rows if both are known, else by the digest of its rows. If it is not the same, it
    is refused. The number of rows is compared because the offsets of some sources, such as files,
    only count what the checkpoint lists.
-5. A batch beyond the next one is refused: what lies between was never applied here.
+6. A batch beyond the next one is refused: what lies between was never applied here.
+
+A sink that an operator has adopted applies the next batch, whichever it is, and begins there.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -72,21 +77,24 @@ def decide(
 
     `kept` returns what is known of a batch that was applied.
     """
+    if stored.is_adopted:
+        return BatchStep.APPLY
     if stored.query_id is None or stored.batch_id is None:
+        _refuse_late_start(sink, batch)
         return BatchStep.APPLY
     if batch.query_id != stored.query_id:
         raise errors.CheckpointReplaced(
             f"sink {sink!r} has batch {stored.batch_id} of query {stored.query_id},"
             f" but this is batch {batch.batch_id} of query {batch.query_id}",
             "if the checkpoint was replaced on purpose, let the sink accept the new query:"
-            f" instep sink adopt {sink} --url URL --execute; then start it again",
+            f" {_adopt(sink)}; then start it again",
         )
     if batch.batch_id > stored.batch_id + 1:
         raise errors.BatchesMissing(
             f"sink {sink!r} has batch {stored.batch_id}, but the query is at {batch.batch_id}",
             "if the database was restored from a backup, restore the checkpoint of that time;"
             " or accept that the rows between are missing:"
-            f" instep sink adopt {sink} --url URL --execute",
+            f" {_adopt(sink)}",
         )
     if batch.batch_id == stored.batch_id + 1:
         _refuse_gap(sink, batch, kept(stored.batch_id))
@@ -98,8 +106,20 @@ def decide(
         " and now it comes again with other rows",
         "see that only one query uses the checkpoint, and that the query is deterministic;"
         " to apply the batch in addition to what is applied:"
-        f" instep sink adopt {sink} --url URL --execute",
+        f" {_adopt(sink)}",
     )
+
+
+def _refuse_late_start(sink: str, batch: IncomingBatch) -> None:
+    """Raise if the first batch of a sink is not the first one of its query."""
+    if batch.batch_id > 0:
+        raise errors.BatchesMissing(
+            f"sink {sink!r} has applied no batch in this database,"
+            f" but the query is at {batch.batch_id}",
+            "see that `url` and `name` are those of the earlier runs; if the database was restored"
+            " from a backup, restore the checkpoint of that time; or accept that the sink begins"
+            f" with this batch: {_adopt(sink)}",
+        )
 
 
 def _refuse_gap(sink: str, batch: IncomingBatch, before: StoredBatch | None) -> None:
@@ -113,8 +133,12 @@ def _refuse_gap(sink: str, batch: IncomingBatch, before: StoredBatch | None) -> 
             f" but batch {batch.batch_id} begins at {start}",
             "two queries have used the checkpoint; end one of them. Then delete the last file of"
             " `commits` in the checkpoint, so that Spark repeats the batch before, and let the sink"
-            f" accept it: instep sink adopt {sink} --url URL --execute",
+            f" accept it: {_adopt(sink)}",
         )
+
+
+def _adopt(sink: str) -> str:
+    return f"instep sink adopt {shlex.quote(sink)} --url URL --execute"
 
 
 def _places(offsets: str) -> tuple[str, str]:

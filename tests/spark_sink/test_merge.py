@@ -147,7 +147,7 @@ def test_an_older_run_is_fenced(url: str, query: Callable[..., SinkQuery]) -> No
 def test_another_query_is_refused_until_it_is_adopted(
     url: str, query: Callable[..., SinkQuery]
 ) -> None:
-    query().write(7, [row(1)])
+    query().write(0, [row(1)])
     other = query(query_id="new checkpoint")
 
     with pytest.raises(errors.CheckpointReplaced, match="instep sink adopt orders"):
@@ -159,11 +159,44 @@ def test_another_query_is_refused_until_it_is_adopted(
 
 def test_missing_batches_are_noticed(url: str, query: Callable[..., SinkQuery]) -> None:
     one = query()
-    one.write(3, [row(1)])
+    one.write(0, [row(1)])
 
-    with pytest.raises(errors.BatchesMissing, match="has batch 3, but the query is at 5"):
-        one.write(5, [row(2)])
+    with pytest.raises(errors.BatchesMissing, match="has batch 0, but the query is at 2"):
+        one.write(2, [row(2)])
     assert len(orders(url)) == 1
+
+
+@pytest.mark.parametrize("is_written_to", [False, True], ids=["new", "after a single write"])
+def test_a_query_that_has_run_elsewhere_is_refused_until_it_is_adopted(
+    url: str, query: Callable[..., SinkQuery], is_written_to: bool
+) -> None:
+    one = query()
+    if is_written_to:
+        batch = IncomingBatch("", "of the write", 0, "0:0")
+        one.session.merge(batch, [one.message([row(9)])], is_stream=False)
+
+    with pytest.raises(errors.BatchesMissing, match=r"no batch in this database.* at 57"):
+        one.write(57, [row(1)])
+    batches.adopt(url, "orders")
+    batches.adopt(url, "orders")
+    one.write(57, [row(1)])
+
+    with pytest.raises(errors.BatchesMissing):
+        one.write(59, [row(2)])
+    assert [found[0] for found in orders(url)] == ([1, 9] if is_written_to else [1])
+
+
+def test_a_single_write_does_not_use_up_an_adoption(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    one = query()
+    batches.adopt(url, "orders")
+    batch = IncomingBatch("", "of the write", 0, "0:0")
+    one.session.merge(batch, [one.message([row(9)])], is_stream=False)
+
+    one.write(57, [row(1)])
+
+    assert [found[0] for found in orders(url)] == [1, 9]
 
 
 def test_staged_rows_are_merged_and_removed(url: str, query: Callable[..., SinkQuery]) -> None:
