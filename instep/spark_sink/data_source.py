@@ -6,6 +6,7 @@ Spark pickles a writer to its tasks, and makes a new one in a worker of the driv
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from instep import errors
+from instep.sinks.target import Target
 from instep.spark_sink import definition, encoding, session, task
 from instep.spark_sink.decision import IncomingBatch
 from instep.spark_sink.merge import TaskMessage
 from instep.spark_sink.targets import SinkSchema
+
+# What Spark runs in the driver's worker that commits and aborts micro-batches.
+COMMIT_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 @dataclass
@@ -40,7 +45,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
             " support",
             'use outputMode("append"), or outputMode("update") with foreachBatch(instep.sink(...))',
         )
-    return StreamWriter(options, schema)
+    writer = StreamWriter(options, schema)
+    # A commit inspects the tables itself. An abort must not fail: Spark would only report that.
+    if COMMIT_WORKER not in sys.modules:
+        writer.check()
+    return writer
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -50,7 +59,9 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
             'mode("overwrite") would replace the table, which the sink does not support',
             'use mode("append"): rows of existing keys are updated',
         )
-    return BatchWriter(options, schema)
+    writer = BatchWriter(options, schema)
+    writer.check()
+    return writer
 
 
 class _SinkWriter:
@@ -59,6 +70,10 @@ class _SinkWriter:
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._definition = definition.from_options(options)
         self._schema = SinkSchema(schema.json())
+        self._targets: list[Target] = []
+
+    def check(self) -> None:
+        """Compare the schema with the tables. Tasks use what is found."""
         with session.session_of(self._definition, self._schema) as opened:
             self._targets = opened.inspect()
 

@@ -50,7 +50,7 @@ class SinkSession:
         if not self.targets:
             self.targets = targets.inspect(self.definition, fields)
         else:
-            current = targets.refuse_changed(self.definition, fields, self.targets)
+            current = self._current()
             if current != self.targets:
                 self.close()
                 self.targets = current
@@ -101,13 +101,24 @@ class SinkSession:
         """Raise if a table is not as it was inspected."""
         self._inspected_at = 0.0
         known = self.targets
-        current = targets.refuse_changed(self.definition, self._schema.fields, known)
+        current = self._current()
         if current != known:
             self.targets = current
             raise errors.TableConstrained(
                 f"the constraints, triggers or keys of a table of sink {self.definition.name!r}"
                 " were changed"
             )
+
+    def _current(self) -> list[Target]:
+        """Return the targets as they are now; raise TargetChanged if columns have changed.
+
+        The query ends then. The next one in this process begins with the tables as they are.
+        """
+        try:
+            return targets.refuse_changed(self.definition, self._schema.fields, self.targets)
+        except errors.TargetChanged:
+            self.targets = []
+            raise
 
     def close(self) -> None:
         """Close the connection. It is opened again when it is needed."""

@@ -59,7 +59,13 @@ def refuse_changed(
     definition: SinkDefinition, schema: spark.StructType, known: list[Target]
 ) -> list[Target]:
     """Return the targets as they are now; raise TargetChanged if columns have changed."""
-    current = inspect(definition, schema)
+    try:
+        current = inspect(definition, schema)
+    except errors.TargetUnfit as unfit:
+        raise errors.TargetChanged(
+            f"a table was changed while the query was running: {unfit.what}",
+            f"undo the change, or {unfit.remedy}; then start the query again",
+        ) from unfit
     for before, after in zip(known, current, strict=True):
         if before.mapping != after.mapping:
             raise errors.TargetChanged(

@@ -54,7 +54,7 @@ def url(new_database: Callable[[str], str]) -> str:
     return where
 
 
-def run(folder: Path, *command: str) -> None:
+def run(folder: Path, *command: str) -> str:
     environment = {
         **os.environ,
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
@@ -66,6 +66,7 @@ def run(folder: Path, *command: str) -> None:
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout
 
 
 def add_orders(folder: Path, number: int, orders: Sequence[tuple[int, str, int]]) -> None:
@@ -90,6 +91,25 @@ def test_both_doors_write_once_on_spark_connect(door: str, url: str, tmp_path: P
         expected_counts = [("new", 3), ("sent", 1)]
         assert run_sql(url, "SELECT * FROM counts ORDER BY status") == expected_counts
     assert run_sql(url, "SELECT batch_id, epoch FROM instep_sinks") == [(2, 2)]
+
+
+def test_several_queries_of_one_session_need_the_format(url: str, tmp_path: Path) -> None:
+    """Spark Connect does not tell which of them calls a function of foreachBatch."""
+    run_sql(url, ORDERS.replace("orders", "copies"))
+    add_orders(tmp_path, 1, [(1, "new", 1), (2, "new", 1)])
+    add_orders(tmp_path, 2, [(1, "sent", 2)])
+
+    program = (sys.executable, "-m", "tests.support.connect_program", "several")
+    printed = run(ROOT, *program, url, str(tmp_path))
+
+    assert "the session of Spark Connect runs 3 streaming queries" in printed
+    for table in ("orders", "copies"):
+        found = run_sql(url, f"SELECT * FROM {table} ORDER BY order_id")
+        assert found == [(1, "sent", 2), (2, "new", 1)]
+    assert run_sql(url, "SELECT sink, next_row FROM instep_sinks ORDER BY sink") == [
+        ("copies", 3),
+        ("orders", 3),
+    ]
 
 
 def test_a_sink_of_declarative_pipelines_continues_where_it_was(url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from instep.pipeline.apply.batch import ProbeEvent
 from instep.sinks.batches import Batches
@@ -21,10 +22,10 @@ ROW = pa.schema([("order_id", pa.int32()), ("status", pa.string()), ("version", 
 STEPS = range(1, 10)
 
 
-@pytest.fixture
-def server() -> Iterator[Postgres]:
+@pytest.fixture(params=[Postgres, MariaDB])
+def server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
     """Yield a server that waits for the disk: what it has committed survives a kill."""
-    started = Postgres()
+    started: Postgres | MariaDB = request.param()
     started.start()
     try:
         yield started
@@ -33,7 +34,7 @@ def server() -> Iterator[Postgres]:
 
 
 def test_staged_rows_are_written_once_whenever_the_database_is_killed(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch
+    server: Postgres | MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_sql(
         server.url,

@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 import instep
 from tests.support import cli
 from tests.support.databases import run_sql
+from tests.support.spark_doors import (
+    AUDIT,
+    COUNTS,
+    ORDERS,
+    SCHEMA,
+    rows,
+    run_for_each,
+    run_format,
+)
 from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows, user_session
 
 pytestmark = pytest.mark.own_spark
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
-SCHEMA = "order_id int, status string, version long"
-ORDERS = "CREATE TABLE orders (order_id INTEGER PRIMARY KEY, status VARCHAR(20), version BIGINT)"
-COUNTS = "CREATE TABLE counts (status VARCHAR(20) PRIMARY KEY, orders BIGINT)"
-AUDIT = (
-    "CREATE TABLE audit (order_id INTEGER, version BIGINT, status VARCHAR(20),"
-    " PRIMARY KEY (order_id, version))"
-)
+LOOSE = "CREATE TABLE loose (order_id INTEGER NOT NULL, status VARCHAR(20), version BIGINT)"
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +41,9 @@ def spark() -> Iterator[Any]:
 @pytest.fixture
 def url(new_database: Callable[[str], str]) -> str:
     where = new_database("sqlite")
-    for statement in (ORDERS, COUNTS, AUDIT):
+    for statement in (ORDERS, COUNTS, AUDIT, LOOSE):
         run_sql(where, statement)
     return where
-
-
-def rows(*order_ids: int, version: int = 1, status: str = "new") -> list[dict[str, Any]]:
-    return [{"order_id": one, "status": status, "version": version} for one in order_ids]
-
-
-def run_format(
-    df: DataFrame, url: str, checkpoint: Path, mode: str = "append", **options: str
-) -> None:
-    """Write everything that the stream has, through the format door."""
-    given = {"url": url, "table": "orders", "key": "order_id", "order": "version", **options}
-    query = (
-        df.writeStream.format("instep")
-        .options(**given)
-        .option("checkpointLocation", str(checkpoint))
-        .outputMode(mode)
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-
-def run_for_each(df: DataFrame, sink: Any, checkpoint: Path, mode: str = "update") -> None:
-    """Write everything that the stream has, through the foreachBatch door."""
-    writer = df.writeStream.foreachBatch(sink).outputMode(mode).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
 
 
 def epochs(url: str) -> list[Any]:
@@ -183,14 +159,16 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
     [
         ({"keys": "order_id"}, "append", "unknown option 'keys'; did you mean 'key'?"),
         ({"key": "status"}, "append", "the key and may be null"),
+        ({"table": "loose"}, "append", "column 'order_id' is the key and not unique"),
+        ({"order": None}, "append", "KEY_NOT_UNIQUE: batch 0 of sink 'orders' has several rows"),
         ({}, "complete", 'outputMode("complete") writes the whole result'),
         ({}, "update", "does not support Update"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(
-    spark: Any, url: str, tmp_path: Path, options: dict[str, str], mode: str, problem: str
+    spark: Any, url: str, tmp_path: Path, options: dict[str, str | None], mode: str, problem: str
 ) -> None:
-    add_rows(tmp_path / "in", 1, rows(1))
+    add_rows(tmp_path / "in", 1, [*rows(1), *rows(1, version=2)])
     stream = read_rows(spark, tmp_path / "in", SCHEMA)
     if mode != "append":
         stream = stream.groupBy("order_id").agg(
@@ -201,7 +179,8 @@ def test_wrong_use_is_refused_before_anything_is_written(
         run_format(stream, url, tmp_path / "checkpoint", mode, **options)
 
     assert problem in str(caught.value)
-    assert run_sql(url, "SELECT count(*) FROM orders") == [(0,)]
+    for table in ("orders", "loose"):
+        assert run_sql(url, f"SELECT count(*) FROM {table}") == [(0,)]
 
 
 def test_the_guide_works(spark: Any, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_one_driver_that_is_killed_at_every_step(
     if shape != "aggregate":
         assert rows == (2 * ROWS if shape == "two-tables" else ROWS)
     assert lives.ends.keys() <= {"killed", "0"}
+    assert lives.ends["killed"] >= KILLS // 2
     record_property("kills", lives.ends["killed"])
     print(f"KILLS {kind} {shape} {knows_offsets} {dict(lives.ends)}")  # noqa: T201
 
@@ -136,5 +137,6 @@ def test_two_drivers_at_once_on_one_checkpoint(
         lives.repair()
 
     lives.check()
+    assert lives.ends["killed"] >= KILLS // 4
     stops = Counter((tmp_path / "stderr").read_text().split())
     print(f"KILLS two drivers {kind} {shape} {dict(lives.ends)} {dict(stops)}")  # noqa: T201

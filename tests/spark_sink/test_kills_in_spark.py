@@ -68,8 +68,34 @@ def test_workers_that_are_killed_at_every_step(
     assert rows == len(STEPS) * ROWS * (2 if shape == "two-tables" else 1)
 
 
+def test_workers_of_a_for_each_batch_that_are_killed(
+    spark: tuple[Any, Path], new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Its workers only encode and stage rows; the driver merges them."""
+    url = new_database("postgres")
+    for statement in sink_lives.TABLES.values():
+        run_sql(url, statement)
+    started, folder = spark
+    killed = 0
+    for number in range(4):
+        add_file(tmp_path, number)
+        (folder / "kill").write_text("0 0")
+        try:
+            sink_program.start(started, "aggregate", url, tmp_path).awaitTermination()
+        except PySparkException:
+            killed += 1
+            sink_program.start(started, "aggregate", url, tmp_path).awaitTermination()
+        check(url, "aggregate", number + 1)
+    assert killed == 4
+
+
 @pytest.mark.parametrize(
-    ("shape", "steps"), [("aggregate", (0, 3, 6, 8, 9)), ("provenance", (0, 8, 9))]
+    ("shape", "steps"),
+    [
+        ("aggregate", (0, 3, 6, 8, 9)),
+        ("provenance", (0, 8, 9)),
+        ("two-tables", (0, 3, 6, 8, 9)),
+    ],
 )
 def test_drivers_that_are_killed(
     shape: str, steps: tuple[int, ...], new_database: Callable[[str], str], tmp_path: Path

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from instep.pipeline import session
 
 ROOT = Path(__file__).parents[2]
+FIRST_FILE_S = 1_700_000_000
 CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -55,10 +56,14 @@ def user_session(conf: Mapping[str, str] | None = None, master: str = "local[2]"
 
 
 def add_rows(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add a file of rows to the folder that a stream reads; it appears with all its rows."""
+    """Add a file of rows to the folder that a stream reads; it appears with all its rows.
+
+    Spark reads files in the order of their times, which would be equal for files made at once.
+    """
     folder.mkdir(exist_ok=True)
     hidden = folder / f".{number}"
     hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    os.utime(hidden, (FIRST_FILE_S + number,) * 2)
     hidden.rename(folder / f"{number:06d}.json")
 
 
