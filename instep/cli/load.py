@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,6 +84,8 @@ def load(
 
     declared = options.with_master(settings.load(GLOBAL.config), master)
     options.select_pipelines(declared, [pipeline])
+    if source_url is None:
+        _refuse_archive(declared, from_)
     source = _source(from_, source_url, key)
     if execute and not no_reconcile:
         extras.require_spark()  # before hours of work, not after them
@@ -112,6 +116,32 @@ def load(
         output.say_dry_run()
         return
     _exit(report, compared)
+
+
+def _refuse_archive(declared: settings.Settings, from_: str) -> None:
+    """Raise if the source is an archive, or another Delta table.
+
+    The records of an archive have places in the log. A load would give them numbers instead: the
+    order of a document's records, tombstones and `@timestamp` would be lost.
+    """
+    source = Path(from_)
+    named = [
+        name
+        for name, archive in declared.archives.items()
+        if from_ == name or source.resolve() == Path(archive.path).resolve()
+    ]
+    if named and not source.is_file():
+        raise errors.SettingsError(
+            f"--from {from_!r} is an archive, whose records have a place in the log",
+            f"replay them: instep replay --archive {shlex.quote(named[0])} --from start",
+        )
+    if (source / "_delta_log").is_dir():
+        raise errors.SettingsError(
+            f"--from {from_!r} is a Delta table, which a load does not read",
+            "if it is an archive, declare it and replay it: [archives.NAME], then"
+            " instep replay --archive NAME --from start; otherwise write its rows to a Parquet file"
+            " and load that",
+        )
 
 
 def _source(from_: str, source_url: str | None, key: str | None) -> RowSource:

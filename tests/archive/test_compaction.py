@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instep.archive import compaction
+from instep import settings
+from instep.archive import compaction, compaction_thread
 from instep.archive.files import DataFile
 from tests.support.archives import archive, archived, created, opened, record, writer
+from tests.support.waiting import wait_until
 
 TODAY = "2026-11-18"
 SIZE = 1_000
@@ -113,6 +115,36 @@ def test_files_that_others_have_joined_are_left_alone(tmp_path: Path) -> None:
     assert not compaction.compact(second, 1, joined)
     assert archived(tmp_path) == [0, 1, 2]
     assert len(opened(tmp_path).files()) == 1
+
+
+def test_the_thread_joins_files_beside_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction_thread, "INTERVAL_S", 0.01)
+    created(tmp_path)
+    declared = settings.Archive(topic="print-status", path=str(tmp_path))
+    thread = compaction_thread.CompactionThread("a", declared, lambda: 1)
+    thread.start()
+    offsets = itertools.count()
+    writing = writer(tmp_path)
+
+    def commit_until(joined: int) -> None:
+        def enough() -> bool:
+            writing.add(0, [record(next(offsets))])
+            writing.commit()
+            return thread.joined >= joined
+
+        wait_until(enough, f"{joined} files to be joined")
+
+    try:
+        commit_until(2)
+        commit_until(thread.joined + 10)
+    finally:
+        thread.end()
+    written = next(offsets)
+    assert thread.failure is None
+    assert archived(tmp_path) == list(range(written))
+    assert len(opened(tmp_path).files()) < written
 
 
 def test_half_written_files_are_removed_after_the_retention(tmp_path: Path) -> None:
