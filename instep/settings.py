@@ -1717,7 +1717,8 @@ def _check_transform(place: str, pipeline: Pipeline) -> None:
     if pipeline.tables:
         raise errors.SettingsError(
             f"{place} has a transformation and further tables, which do not work together",
-            "remove [[tables]], or declare a pipeline for each table",
+            "remove [[tables]], or declare a pipeline for each table; a Spark stream can write"
+            " several in one transaction: docs/guides/write-a-spark-stream.md",
         )
     if pipeline.engine == "resident":
         raise errors.SettingsError(

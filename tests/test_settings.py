@@ -496,6 +496,33 @@ to = "mrp-web-analyze"
 """
 
 
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ('sql = "SELECT * FROM records"\npython = "shop:lines"', "has both sql and python"),
+        ('delete_when = "gone"', "has neither sql nor python"),
+        (
+            'sql = "SELECT * FROM records"\n[[pipelines.contracts.tables]]\ntable = "lines"\n'
+            'key = "doc_no"\ncolumns = { version = "version" }',
+            "has a transformation and further tables, which do not work together",
+        ),
+    ],
+)
+def test_a_transformation_with_contradictory_settings_is_refused(more: str, what: str) -> None:
+    text = changed('engine = "resident"\n', "") + f"[pipelines.contracts.transform]\n{more}\n"
+    with pytest.raises(errors.SettingsError) as caught:
+        settings.parse(text, SECRETS)
+    assert what in caught.value.what
+    if "tables" in more:
+        assert "docs/guides/write-a-spark-stream.md" in caught.value.remedy
+
+
+def test_the_engine_of_a_transformation_is_not_resident() -> None:
+    text = f'{GOOD}[pipelines.contracts.transform]\nsql = "SELECT * FROM records"\n'
+    with pytest.raises(errors.SettingsError, match="a transformation needs Spark SQL"):
+        settings.parse(text, SECRETS)
+
+
 def test_a_stream_reads_from_one_topic_and_publishes_to_another() -> None:
     declared = settings.parse(STREAM, {"INSTEP__STREAMS__ANALYZE__TO": "other"})
     assert (declared.streams["analyze"].source, declared.streams["analyze"].target) == (

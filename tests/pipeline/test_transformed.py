@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 
@@ -28,6 +31,9 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guides" / "transform-records.md").read_text(encoding="utf-8")
+SINK_GUIDE = "docs/guides/write-a-spark-stream.md"
 FILTERED = """
 SELECT doc.* FROM (SELECT from_json(value, 'doc_id STRING, status STRING, version BIGINT') AS doc
 FROM records) WHERE doc.status <> 'DRAFT'
@@ -144,10 +150,10 @@ def test_a_running_pipeline_follows_the_topic(
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "what", "remedy"),
     [
-        ({"sql": "SELECT key FROM records"}, "does not yield the column 'doc_id'"),
-        ({"sql": "SELECT count(*) AS doc_id FROM records"}, "an aggregation combines"),
+        ({"sql": "SELECT key FROM records"}, "does not yield the column 'doc_id'", ""),
+        ({"sql": "SELECT count(*) AS doc_id FROM records"}, "an aggregation combines", SINK_GUIDE),
     ],
 )
 def test_a_transformation_that_does_not_fit_ends_the_start(
@@ -157,10 +163,86 @@ def test_a_transformation_that_does_not_fit_ends_the_start(
     runner: Callable[..., Runner],
     changes: dict[str, str],
     what: str,
+    remedy: str,
 ) -> None:
     run = runner(transforming(new_database("sqlite"), topic, **changes), once=True)
-    with pytest.raises(errors.SettingsError, match=what.replace("(", r"\(")):
+    with pytest.raises(errors.SettingsError, match=what) as caught:
         drained(run)
+    assert remedy in caught.value.remedy
+    assert not remedy or (ROOT / remedy).is_file()
+
+
+def in_guide(number: int, url: str, topic: str, **files: Path) -> settings.Pipeline:
+    """Return a pipeline as printed in the guide, with another database, topic and folder."""
+    text = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)[number]
+    for name, file in files.items():
+        text = text.replace(f"{name}.json", str(file))
+    pipeline = settings.parse(text, {}).pipelines["orders"]
+    return msgspec.structs.replace(pipeline, target=url, topic=topic)
+
+
+def shop_order(version: int, *lines: tuple[str, str, int | None]) -> dict[str, Any]:
+    named = [dict(zip(("no", "state", "printer"), one, strict=True)) for one in lines]
+    return {"version": version, "lines": named}
+
+
+@pytest.mark.parametrize(("language", "kind"), [("sql", "postgres"), ("python", "mariadb")])
+def test_the_guides_transformation_splits_records_and_joins_a_table(
+    language: str,
+    kind: str,
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    topic: str,
+    runner: Callable[..., Runner],
+    prove: Prove,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, printers = new_database(kind), tmp_path / "printers.json"
+    printers.write_text('{"id": 1, "name": "hall"}\n{"id": 2, "name": "cellar"}\n')
+    run_sql(
+        url,
+        "CREATE TABLE order_line (line_no VARCHAR(20) PRIMARY KEY, state VARCHAR(20),"
+        " version BIGINT, printer VARCHAR(20))",
+    )
+    publish(
+        cluster,
+        topic,
+        [
+            shop_order(1, ("a", "NEW", 1), ("b", "DRAFT", 1), ("c", "NEW", None)),
+            shop_order(2, ("b", "NEW", 2), ("a", "SENT", 9)),
+        ],
+    )
+    pipeline = in_guide(0, url, topic, printers=printers)
+    if language == "python":
+        [example] = re.findall(r"^```py\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+        module = example.replace("printers.json", str(printers))
+        (tmp_path / "shop_events.py").write_text(module)
+        monkeypatch.chdir(tmp_path)
+        transform = settings.Transform(python="shop_events:lines")
+        pipeline = msgspec.structs.replace(pipeline, transform=transform)
+
+    drained(runner(pipeline, once=True))
+
+    found = run_sql(url, "SELECT line_no, state, version, printer FROM order_line ORDER BY 1")
+    assert found == [("a", "SENT", 2, None), ("b", "NEW", 2, "cellar"), ("c", "NEW", 1, None)]
+    report, _ = prove(pipeline)
+    assert report.in_step
+
+
+def test_the_guides_deletes_work(
+    new_database: Callable[[str], str], cluster: Cluster, topic: str, runner: Callable[..., Runner]
+) -> None:
+    url = new_database("sqlite")
+    run_sql(url, "CREATE TABLE orders (order_no VARCHAR(20) PRIMARY KEY, state VARCHAR(20))")
+    publish(cluster, topic, [{"state": "NEW"}, {"state": "NEW"}])
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer.produce(topic, None, "key-0", partition=0)
+    assert producer.flush(30) == 0
+
+    drained(runner(in_guide(1, url, topic), once=True))
+
+    assert run_sql(url, "SELECT order_no, state FROM orders") == [("key-1", "NEW")]
 
 
 @pytest.fixture
