@@ -124,6 +124,7 @@ QUICK = (
     "spark_sink/test_encoding.py",
     "test_colours.py",
     "test_groups.py",
+    "test_limits.py",
     "test_remedies.py",
     "test_settings.py",
     "test_vocabulary.py",

@@ -29,6 +29,7 @@ from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows
 pytestmark = pytest.mark.own_spark
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
+LIMITS = (Path(__file__).parents[2] / "docs/concepts/limits.md").read_text(encoding="utf-8")
 LOOSE = "CREATE TABLE loose (order_id INTEGER NOT NULL, status VARCHAR(20), version BIGINT)"
 
 
@@ -162,7 +163,7 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
         ({"table": "loose"}, "append", "column 'order_id' is the key and not unique"),
         ({"order": None}, "append", "KEY_NOT_UNIQUE: batch 0 of sink 'orders' has several rows"),
         ({}, "complete", 'outputMode("complete") writes the whole result'),
-        ({}, "update", "does not support Update"),
+        ({}, "update", "instep does not support Update mode"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(
@@ -179,6 +180,8 @@ def test_wrong_use_is_refused_before_anything_is_written(
         run_format(stream, url, tmp_path / "checkpoint", mode, **options)
 
     assert problem in str(caught.value)
+    if mode == "update":
+        assert f"`{problem}`" in LIMITS
     for table in ("orders", "loose"):
         assert run_sql(url, f"SELECT count(*) FROM {table}") == [(0,)]
 
@@ -199,6 +202,47 @@ def test_the_guide_works(spark: Any, tmp_path: Path) -> None:
     assert run_sql(url, "SELECT * FROM orders ORDER BY 1") == [(1, "new", 1), (2, "new", 1)]
     assert run_sql(url, "SELECT * FROM counts") == [("new", 2)]
     assert run_sql(url, "SELECT count(*) FROM audit") == [(2,)]
+
+
+REFUSED_BY_SPARK: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "Invalid streaming output mode: append. This output mode is not supported for streaming"
+    " aggregations without watermark": (
+        lambda rows: rows.groupBy("status").count(),
+        "append",
+    ),
+    "Invalid streaming output mode: complete. This output mode is not supported for no streaming"
+    " aggregations": (
+        lambda rows: rows,
+        "complete",
+    ),
+    "Sorting is not supported on streaming DataFrames": (
+        lambda rows: rows.orderBy("order_id"),
+        "append",
+    ),
+    "Window function is not supported": (
+        lambda rows: rows.selectExpr("*", "max(version) OVER (PARTITION BY status) AS latest"),
+        "append",
+    ),
+    "Distinct aggregations are not supported on streaming DataFrames": (
+        lambda rows: rows.groupBy("status").agg(sf.count_distinct("order_id")),
+        "update",
+    ),
+}
+
+
+def test_what_spark_refuses_is_in_the_documentation(spark: Any, url: str, tmp_path: Path) -> None:
+    add_rows(tmp_path / "in", 1, rows(1))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+
+    for text, (made_of, mode) in REFUSED_BY_SPARK.items():
+        with pytest.raises(PySparkException, match=re.escape(text)):
+            run_format(made_of(stream), url, tmp_path / "checkpoint", mode)
+        assert f"`{text}`" in LIMITS
+    with pytest.raises(PySparkException) as caught:
+        stream.write.format("instep").save()
+    text = "The method `write` can not be called on streaming Dataset/DataFrame"
+    assert text in str(caught.value)
+    assert f"``{text}``" in LIMITS
 
 
 def test_a_sink_outside_a_stream_is_refused(spark: Any, url: str) -> None:
