@@ -83,23 +83,33 @@ class HistoryWriter:
     """Appends operations to a history file; safe to use from any thread.
 
     Every operation is written at once, so that the history survives the death of the process.
+    With `sampled`, only the first and the last operation of each kind are written, the last when
+    the writer closes: to write every operation would slow down a client that is measured.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, sampled: bool = False) -> None:
         self._lock = threading.Lock()
         self._stream = file.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
         self._counts: Counter[tuple[OperationKind, OperationStatus]] = Counter()
+        self._sampled = sampled
+        self._last: dict[OperationKind, ClientOperation | None] = {}  # those not yet written
 
     def note(self, operation: ClientOperation) -> None:
         """Write an operation; one without a time gets the current time."""
         if not operation.at_ns:
             operation = msgspec.structs.replace(operation, at_ns=time.monotonic_ns())
-        # One unbuffered write per line: kill -9 leaves at most the last line incomplete.
-        line = self._encoder.encode(operation) + b"\n"
         with self._lock:
-            self._stream.write(line)
             self._counts[operation.kind, operation.outcome] += 1
+            if self._sampled and operation.kind in self._last:
+                self._last[operation.kind] = operation
+                return
+            self._last[operation.kind] = None
+            self._write(operation)
+
+    def _write(self, operation: ClientOperation) -> None:
+        # One unbuffered write per line: kill -9 leaves at most the last line incomplete.
+        self._stream.write(self._encoder.encode(operation) + b"\n")
 
     def count(self, kind: OperationKind, outcome: OperationStatus = OperationStatus.OK) -> int:
         """Return how many of these were written so far, without reading the file."""
@@ -107,6 +117,9 @@ class HistoryWriter:
 
     def close(self) -> None:
         with self._lock:
+            for operation in filter(None, self._last.values()):
+                self._write(operation)
+            self._last.clear()
             self._stream.close()
 
     def __enter__(self) -> Self:

@@ -33,6 +33,9 @@ from instep_lab import history
 from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 
 EXAMPLES_MAX = 5
+# The controls that say whether the records of a claim were checked.
+CLIENTS_CHECKED = "the clients did what they recorded, and read the log as it is"
+LOG_CHECKED = "the log has every record that was sent at full speed, and no more"
 SYNCHRONOUS = "sync"  # the note of a synchronous commit
 _PLACED = (OperationKind.WORK, OperationKind.COMMIT)
 

@@ -23,14 +23,14 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from instep import errors, settings
-from instep.kafka import offsets, topics
+from instep.kafka import layout, offsets, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import broker, processes
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep.waiting import wait_until
 from instep_lab import checkers, history, integrity, store, verdict
 from instep_lab.claim import AnomalyExample, Tier
-from instep_lab.clients import consuming, java_host, process, publishing
+from instep_lab.clients import bulk, consuming, java_host, process, publishing
 from instep_lab.clients.consuming import CommitMode, Consuming, Pool
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Measuring, Publishing
@@ -103,10 +103,25 @@ class Scenario:
         config = connection or self._trial.cluster.connection
         if plan.library is Library.JAVA:
             self._run_java(plan, config, stop, progress)
-        elif isinstance(plan, Publishing):
-            publishing.publish(plan, config, self._history_writer, stop)
+        elif plan.sampled:
+            with HistoryWriter(self._new_part(), sampled=True) as history_writer:
+                self._run_here(plan, config, history_writer, stop, progress)
         else:
-            consuming.consume(plan, config, self._history_writer, stop, progress)
+            self._run_here(plan, config, self._history_writer, stop, progress)
+
+    def _run_here(
+        self,
+        plan: Publishing | Consuming,
+        config: Mapping[str, Any],
+        history_writer: HistoryWriter,
+        stop: threading.Event,
+        progress: consuming.ConsumerProgress,
+    ) -> None:
+        """Run a client in this process."""
+        if isinstance(plan, Publishing):
+            publishing.publish(plan, config, history_writer, stop)
+        else:
+            consuming.consume(plan, config, history_writer, stop, progress)
 
     def _run_java(
         self,
@@ -279,11 +294,7 @@ class Scenario:
         may_share: bool = False,
     ) -> process.ClientProcess | java_host.HostedClient:
         """Start a client in its own process, or in a JVM that others share."""
-        with self._lock:
-            part = self._file.with_name(f"{self._file.stem}-{len(self._parts) + 1}.jsonl")
-            # before others see it: they may read the history at any time
-            part.touch()
-            self._parts.append(part)
+        part = self._new_part()
         config = connection or self._trial.cluster.connection
         if plan.library is Library.JAVA:
             config = self._trial.cluster.java_connection(config)
@@ -295,6 +306,15 @@ class Scenario:
         self._trial.callback(started.close)
         self._trial.note(f"{self.name}: started {plan.member} (pid {started.pid})")
         return started
+
+    def _new_part(self) -> Path:
+        """Return a new file of the history, for a client that writes it alone."""
+        with self._lock:
+            part = self._file.with_name(f"{self._file.stem}-{len(self._parts) + 1}.jsonl")
+            # before others see it: they may read the history at any time
+            part.touch()
+            self._parts.append(part)
+        return part
 
     def run(
         self,
@@ -337,7 +357,12 @@ class Scenario:
         self._trial.store_plan(self.name, plan)
 
     def check(self) -> integrity.Checked:
-        """Check that the clients did what they recorded, and read the log as it is."""
+        """Check that the clients did what they recorded, and read the log as it is.
+
+        A sampled history says too little for that: its experiment checks log, table or commits.
+        """
+        if any(plan.sampled for plan in self._plans):
+            return integrity.Checked(0, [])
         senders = [plan for plan in self._plans if isinstance(plan, Publishing)]
         consumers = [plan for plan in self._plans if isinstance(plan, Consuming)]
         keyed = {one.member for one in senders if one.keyed and one.by_number is None}
@@ -419,6 +444,7 @@ class Trial:
         self._own_name = f"{PREFIX}-{uuid.uuid4().hex[:8]}-{claim}"
         self._names = 0
         self._abandoned = self._disposable = False
+        self._bulk: list[tuple[int, int]] = []  # records that were sent at full speed, and stored
         self._lock = threading.Lock()
 
     # --- tools ---------------------------------------------------------------------------------
@@ -559,6 +585,39 @@ class Trial:
             }
         )
 
+    def fill(
+        self,
+        topic: str,
+        count: int,
+        size: int = 100,
+        config: Mapping[str, Any] | None = None,
+    ) -> float:
+        """Send records at full speed, without a history; return the seconds it took.
+
+        The end of the log says whether it has all of them: see `check_clients`.
+        """
+        partitions = layout.read_topic(self.cluster.kafka, topic).partitions
+        with self.expect_records(topic, len(partitions), count):
+            return bulk.fill(self.cluster.connection, topic, count, size, config)
+
+    @contextlib.contextmanager
+    def expect_records(self, topic: str, partitions: int, count: int) -> Iterator[None]:
+        """Compare the growth of a log in the block with the number of records that it sends.
+
+        Without acknowledgements, the last records may arrive a moment later.
+        """
+        kafka = self.cluster.kafka
+
+        def end() -> int:
+            found = offsets.latest(kafka, topic, range(partitions), committed=False)
+            return sum(found.values())
+
+        before = end()
+        yield
+        if not wait_until(lambda: end() - before >= count, PATIENCE_S):
+            self.note(f"the log of {topic} has {end() - before:,} of {count:,} new records")
+        self._bulk.append((count, end() - before))
+
     def callback(self, clean_up: Callable[[], object]) -> None:
         """Run this when the trial ends, in reverse order of registration.
 
@@ -690,9 +749,14 @@ class Trial:
         operations = sum(one.operations for one in checked.values())
         if operations:
             self.control(
-                "the clients did what they recorded, and read the log as it is",
-                not faults,
-                str(integrity.Checked(operations, faults)),
+                integrity.CLIENTS_CHECKED, not faults, str(integrity.Checked(operations, faults))
+            )
+        if self._bulk:
+            sent, stored = (sum(counts) for counts in zip(*self._bulk, strict=True))
+            self.control(
+                integrity.LOG_CHECKED,
+                all(count == grown for count, grown in self._bulk),
+                f"{sent:,} sent, {stored:,} in the log",
             )
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -728,6 +792,11 @@ class Trial:
                 history.around(scenario.history(), record),
             )
         )
+
+    def show(self, title: str, lines: Sequence[str]) -> None:
+        """Show an anomaly that no history has; only the first one with this title is kept."""
+        if lines and not any(one.title == title for one in self.examples):
+            self.examples.append(AnomalyExample(title, list(lines)))
 
     def note(self, what: str) -> None:
         """Add a line to the timeline."""

@@ -147,5 +147,5 @@ def _default(entry: Any) -> str | None:
     """Return the default of a setting, which the broker lists among its other values."""
     for one in (entry, *(entry.synonyms or {}).values()):
         if SOURCES.get(one.source) == DEFAULT:
-            return str(one.value)
+            return None if one.value is None else str(one.value)
     return None

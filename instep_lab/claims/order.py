@@ -19,7 +19,7 @@ from instep_lab import checkers, history
 from instep_lab.claim import experiment
 from instep_lab.claims import ordering, senders
 from instep_lab.claims.ordering import KEYS
-from instep_lab.clients import bulk, java_client, publishing
+from instep_lab.clients import java_client, publishing
 from instep_lab.clients.consuming import CommitMode, ConsumerProgress, Consuming, Pool
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
@@ -216,7 +216,7 @@ def topic_order_with_one_partition(trial: Trial) -> None:
         )
     _two_publishers(trial)
     filled, topic = trial.scaled(100_000, 1_000_000), trial.topic(1)
-    seconds = bulk.fill(trial.cluster.connection, topic, filled)
+    seconds = trial.fill(topic, filled)
     trial.table(
         "One partition at full speed",
         ["records of 100 bytes", "seconds", "records per second"],

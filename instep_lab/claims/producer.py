@@ -319,12 +319,13 @@ SMALL, MODEST, LARGE = BATCH_BYTES
 )
 def batching(trial: Trial) -> None:
     topic = trial.topic(1)
-    counts = dict(zip(BATCH_BYTES, (5_000, 20_000, 40_000), strict=True))
+    # Enough at full speed that linger.ms=100 is not most of the time.
+    counts = dict(zip(BATCH_BYTES, (8_000, 60_000, 150_000), strict=True))
     variants = [
         Variant(
             name=_cell(batch, linger),
-            count=trial.scaled(counts[batch], 5 * counts[batch]),
-            paced=trial.scaled(100, 500),
+            count=trial.scaled(counts[batch], 3 * counts[batch]),
+            paced=trial.scaled(200, 500),  # several times linger.ms
             config=senders.plain(batch_size=batch, linger_ms=linger),
         )
         for batch in BATCH_BYTES

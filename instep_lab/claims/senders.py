@@ -53,9 +53,12 @@ def measure(
     if plan.library is Library.JAVA:
         connection = trial.cluster.java_connection(connection)
     found: Rounds = {one.name: [] for one in plan.variants}
+    partitions = len(layout.read_topic(trial.cluster.kafka, plan.topic).partitions)
     for attempt in range(ATTEMPTS_MAX):
         file = trial.folder / f"{plan.member}-{plan.library}-{attempt + 1}.jsonl"
-        for one in bulk.measure(plan, connection, file):
+        with trial.expect_records(plan.topic, partitions, plan.sends):
+            measured = bulk.measure(plan, connection, file)
+        for one in measured:
             found[one.variant].append(one)
         if None not in judge(found):
             break

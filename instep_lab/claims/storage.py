@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from instep.waiting import wait_until
 from instep_lab import bounds, checkers, log_files, power_cut
 from instep_lab.checkers import Anomalies
 from instep_lab.claim import experiment
-from instep_lab.clients import bulk
+from instep_lab.claims import senders
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
@@ -31,6 +30,7 @@ PER_S = 500
 SEGMENT = 1 << 20
 PATIENCE_S = 30.0
 FLUSHED_EVERY = 100
+WORKED = 400  # records that a group works on
 SCHEDULER = "log.flush.scheduler.interval.ms"
 
 
@@ -395,7 +395,7 @@ def segment_size_is_no_limit(trial: Trial) -> None:
     by_segment = trial.topic(1, segment_bytes=str(SEGMENT))
     by_retention = trial.topic(1, segment_bytes=str(SEGMENT), retention_bytes=str(2 * SEGMENT))
     for topic in (by_segment, by_retention):
-        bulk.fill(trial.cluster.connection, topic, 5_000, 1_000, {"batch.size": 50_000})
+        trial.fill(topic, 5_000, 1_000, {"batch.size": 50_000})
 
     def first(topic: str) -> int:
         return offsets.earliest(trial.cluster.kafka, topic, [0])[0]
@@ -486,8 +486,9 @@ def _folders(trial: Trial, names: Sequence[str], expected: int) -> list[int]:
     statement="More partitions mean more throughput and need more resources",
     method=(
         "Send the same records to 1, 4 and 16 partitions at full speed, in turn. Let four members "
-        "of a group work for 5 ms on each record of 1 and of 4 partitions. Count the files of the "
-        "topics that the broker has open."
+        "of a group work for 5 ms on each record of 1 and of 4 partitions. Single records are not "
+        "recorded, and the best rounds are compared. Count the files of the topics that the broker "
+        "has open."
     ),
     advice=(
         "Choose the number of partitions by how many consumers must work at the same time. A "
@@ -514,14 +515,19 @@ def throughput_by_partitions(trial: Trial) -> None:
     opened: dict[int, int] = {}
     for partitions in counts:
         logs[partitions] = trial.topic(partitions)
-        bulk.fill(trial.cluster.connection, logs[partitions], 5_000)
+        trial.fill(logs[partitions], 5_000)
         opened[partitions] = _open_files(trial, logs[partitions])
     rates: dict[int, list[float]] = {partitions: [] for partitions in counts}
     for _ in trial.rounds(5, 9):
         for partitions in trial.random.sample(counts, len(counts)):
-            took = bulk.fill(trial.cluster.connection, logs[partitions], records)
+            took = trial.fill(logs[partitions], records)
             rates[partitions].append(records / took)
-    worked = {partitions: _work_rate(trial, partitions) for partitions in (1, 4)}
+    worked: dict[int, list[float]] = {1: [], 4: []}
+    for number in range(senders.ATTEMPTS_MAX):
+        for partitions, found in worked.items():
+            found.append(_work_rate(trial, partitions, number + 1))
+        if senders.clearly_more(max(worked[4]), max(worked[1])) is not None:
+            break
     trial.table(
         "Throughput and resources",
         ["partitions", "sent per second", "worked per second by 4 members", "open files"],
@@ -529,22 +535,21 @@ def throughput_by_partitions(trial: Trial) -> None:
             [
                 partitions,
                 spread(rates[partitions], digits=0),
-                round(worked[partitions]) if partitions in worked else None,
+                spread(worked[partitions], digits=0) if partitions in worked else None,
                 opened[partitions],
             ]
             for partitions in counts
         ],
     )
-    sending = statistics.median(rates[16]) / statistics.median(rates[1])
     trial.statement(
         "a group works faster on 4 partitions than on 1",
-        worked[4] > 2 * worked[1],
-        f"{worked[4] / worked[1]:.1f} times as fast, with 4 members",
+        senders.clearly_more(max(worked[4]), max(worked[1])),
+        f"{max(worked[4]) / max(worked[1]):.1f} times as fast, with 4 members",
     )
     trial.statement(
         "one sender is much faster with 16 partitions than with 1",
-        sending > 1.5,
-        f"{sending:.2f} times as fast on one broker",
+        senders.clearly_more(max(rates[16]), max(rates[1])),
+        f"{max(rates[16]) / max(rates[1]):.2f} times as fast on one broker",
     )
     trial.statement(
         "more partitions need more open files",
@@ -561,20 +566,25 @@ def _open_files(trial: Trial, topic: str) -> int:
     return sum(f"/{topic}-" in path for path in paths)
 
 
-def _work_rate(trial: Trial, partitions: int) -> float:
+def _work_rate(trial: Trial, partitions: int, number: int) -> float:
     """Return how many records per second four members of a group work on."""
-    scenario = trial.scenario(f"group, {partitions} partitions")
-    topic, group, count = trial.topic(partitions), trial.group(), 400
+    scenario = trial.scenario(f"group, {partitions} partitions, {number}")
+    topic, group, count = trial.topic(partitions), trial.group(), WORKED
     with contextlib.ExitStack() as running:
         members = [
             running.enter_context(
                 scenario.background(
                     Consuming(
-                        topic=topic, group=group, member=f"member {number}", batch=10, work_ms=5.0
+                        topic=topic,
+                        group=group,
+                        member=f"member {one}",
+                        batch=10,
+                        work_ms=5.0,
+                        sampled=True,
                     )
                 )
             )[0]
-            for number in range(1, 5)
+            for one in range(1, 5)
         ]
         # Records are sent when the partitions are shared out, which takes longer than the work.
         trial.wait(
@@ -584,9 +594,10 @@ def _work_rate(trial: Trial, partitions: int) -> float:
             ),
             "the members to share the partitions",
         )
-        scenario.publish(Publishing(topic=topic, count=count, keys=400, seed=trial.seed))
+        trial.fill(topic, count)
         trial.wait(
             lambda: sum(member.read for member in members) >= count, "all records to be read"
         )
+    # the first and the last of each member
     times = [one.at_ns for one in scenario.history() if one.kind is OperationKind.WORK]
-    return (len(times) - 1) / ((max(times) - min(times)) / 1e9)
+    return (count - 1) / ((max(times) - min(times)) / 1e9)

@@ -24,7 +24,7 @@ def main(plan_file: str, history_file: str) -> None:
     connection = msgspec.json.decode(os.environ[CONNECTION])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with HistoryWriter(Path(history_file)) as history_writer:
+    with HistoryWriter(Path(history_file), sampled=plan.sampled) as history_writer:
         if isinstance(plan, Publishing):
             publish(plan, connection, history_writer, stop)
         else:

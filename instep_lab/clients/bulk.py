@@ -157,7 +157,7 @@ def _measure(
     plan: Measuring, variant: Variant, connection: Mapping[str, Any], *, warms: bool
 ) -> Measured:
     producer = _Producer(plan, variant, connection)
-    per_s = producer.full_speed(variant.count // (4 if warms else 1))
+    per_s = producer.full_speed(variant.count // (publishing.WARM_UP_PART if warms else 1))
     if warms or not variant.paced:
         return Measured(variant=variant.name, per_s=per_s, failed=producer.failed)
     producer.steady(variant.paced, plan.per_s)

@@ -112,7 +112,8 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     What is kept in a topic goes to `output`, by a producer with this `transactional_id`. The work
     takes `work_ms` per record on average, plus `batch_ms` per batch. `also` names further topics to
     subscribe to. A partition without a start offset ends the reading unless `continue_after_error`
-    is set.
+    is set. With `sampled`, the history has only the first and the last operation of each kind,
+    for measurements.
     """
 
     topic: str
@@ -143,6 +144,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     output: str = ""
     transactional_id: str = ""
     continue_after_error: bool = False
+    sampled: bool = False
 
     @property
     def commits_after_work(self) -> bool:

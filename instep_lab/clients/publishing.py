@@ -28,6 +28,7 @@ NOT_WRITTEN = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 
+WARM_UP_PART = 4  # of the records of a round, one in so many is sent to warm up
 BLOCKED = "send() blocked"
 BLOCKED_NS = 500_000_000  # a call of send that takes longer is recorded
 
@@ -57,6 +58,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     aborted. `warm` waits for the acknowledgement of the first record, so that the time to connect
     does not count. The process kills itself with -9 after `dies_after` records were handed to the
     client. With `note_retries`, the history has a fault for each retry that the client reports.
+    With `sampled`, it has only the first and the last operation of each kind, for measurements.
     """
 
     topic: str
@@ -80,6 +82,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     dies_after: int | None = None
     timestamp_ms: int | None = None
     note_retries: bool = False
+    sampled: bool = False
     library: Library = Library.LIBRDKAFKA
     member: str = "publisher"
 
@@ -120,6 +123,15 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
     per_s: float = 1_000
     library: Library = Library.LIBRDKAFKA
     member: str = "measured"
+
+    @property
+    def sends(self) -> int:
+        """The number of records that all rounds send.
+
+        Each producer sends one record to connect, and the round that warms up sends a quarter.
+        """
+        warm_up = sum(1 + one.count // WARM_UP_PART for one in self.variants)
+        return warm_up + self.rounds * sum(1 + one.count + one.paced for one in self.variants)
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

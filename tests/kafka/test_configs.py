@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import ConfigSource  # type: ignore[attr-defined]
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from instep import errors, settings
-from instep.kafka import connection
+from instep.kafka import configs, connection
 
 CLEAR = settings.Kafka()
 SCRAM = settings.Kafka(
@@ -84,6 +86,33 @@ def test_a_key_java_cannot_read_names_the_command_that_converts_it(tmp_path: Pat
     with pytest.raises(errors.SettingsError, match="PKCS #8") as caught:
         connection.java_config(kafka, "a:1")
     assert "openssl pkcs8" in caught.value.remedy
+
+
+@dataclass(frozen=True)
+class FakeEntry:
+    """What the admin client returns for a setting."""
+
+    name: str
+    value: str | None
+    source: int = ConfigSource.DEFAULT_CONFIG.value
+    is_sensitive: bool = False
+    synonyms: dict[str, FakeEntry] | None = None
+
+
+def test_a_setting_without_a_value_that_has_none_by_default_is_not_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_file = ConfigSource.STATIC_BROKER_CONFIG.value
+    entries = {
+        "unset": FakeEntry("unset", None),
+        "cleared": FakeEntry("cleared", None, of_file, synonyms={"": FakeEntry("cleared", "1")}),
+        "set": FakeEntry("set", "2", of_file, synonyms={"": FakeEntry("set", None)}),
+        "same": FakeEntry("same", "3", of_file, synonyms={"": FakeEntry("same", "3")}),
+        "secret": FakeEntry("secret", None, of_file, is_sensitive=True),
+    }
+    monkeypatch.setattr(configs, "_broker_entries", lambda *_: entries)
+    found = configs.changed_by_broker(connection.Cluster(CLEAR, "a:1"), 1)
+    assert found == {"cleared": (None, "1"), "set": ("2", None)}
 
 
 def test_a_missing_certificate_is_named() -> None:

@@ -226,6 +226,23 @@ def test_a_history_survives_the_death_of_its_writer(tmp_path: Path) -> None:
         history.read(file)
 
 
+def test_a_sampled_history_has_the_first_and_the_last_operation_of_each_kind(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "history.jsonl"
+    operations = [read("k1", number, number) for number in range(5)] + [send("k1", 9)]
+    with history.HistoryWriter(file, sampled=True) as history_writer:
+        for operation in operations:
+            history_writer.note(operation)
+        assert history_writer.count(OperationKind.READ) == 5
+    found = [(one.kind, one.number) for one in history.read(file)]
+    assert sorted(found) == [
+        (OperationKind.READ, 0),
+        (OperationKind.READ, 4),
+        (OperationKind.SEND, 9),
+    ]
+
+
 def test_the_operations_around_a_record_are_its_own_and_its_neighbours() -> None:
     read_in_order = [number for number in range(20) if number != 9] + [9]
     operations = [send("k1", number) for number in range(20)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from instep_lab.claims import commit, rebalance
 from instep_lab.clients import committed_offsets, table
 from instep_lab.clients.table import SqliteTable
 from instep_lab.verdict import ClaimVerdict, PartOutcome, Role
@@ -74,6 +75,11 @@ def test_asynchronous_commits_are_faster_and_only_librdkafka_retries_them(settle
         ("librdkafka", "asynchronous commit is faster"): passed,
         ("librdkafka", "a commit without a response is not retried"): failed,
         ("librdkafka", "an older commit overtakes a newer one"): passed,
+        ("Java", "a synchronous commit without a response is retried until it succeeds"): passed,
+        (
+            "librdkafka",
+            "a synchronous commit without a response is retried until it succeeds",
+        ): passed,
     }, result.judgement.because
     assert result.verdict is ClaimVerdict.DEPENDS_ON_CLIENT
 
@@ -82,6 +88,27 @@ def test_asynchronous_commits_are_faster_and_only_librdkafka_retries_them(settle
 def test_side_effects_beside_a_unique_row_are_repeated(settle: Settle) -> None:
     result = settle("commit-9")
     assert all(part.outcome is PartOutcome.PASS for part in result.parts), result.judgement.because
+
+
+def test_commits_overtake_each_other_only_if_one_was_sent_again() -> None:
+    def stored(*offsets: int) -> commit.DroppedCommits:
+        return commit.DroppedCommits(len(offsets), list(offsets), 0, 0)
+
+    once, again, back = stored(5, 10, 15), stored(5, 10, 10, 15), stored(5, 10, 15, 10)
+    assert commit.overtakes([once]) is False
+    assert commit.overtakes([once, again]) is None
+    assert commit.overtakes([again, back]) is True
+    assert back.steps[-1] == "stored as number 4: offset 10 (older than the one before)"
+    assert once.steps == []
+
+
+@pytest.mark.parametrize(
+    ("hanging", "commit_s", "waits"), [(20, 0.1, False), (0, 0.1, True), (0, 9.0, None)]
+)
+def test_that_no_commit_came_says_nothing_if_the_broker_is_slow(
+    hanging: int, commit_s: float, waits: bool | None
+) -> None:
+    assert rebalance.HangingCommits(hanging, 12.0, 20, commit_s).waits is waits
 
 
 def test_only_a_checked_offset_stops_a_writer_that_was_overtaken(tmp_path: Path) -> None:

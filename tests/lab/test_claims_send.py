@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instep.kafka import offsets
+from instep_lab import integrity
+from instep_lab import trial as trials
 from instep_lab.claim import Tier
 from instep_lab.claims import producer, senders
-from instep_lab.clients import defaults, publishing
+from instep_lab.clients import bulk, defaults, publishing
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import DeliveryMode, Measuring, Variant
 from instep_lab.cluster_pool import ClusterPool
 from instep_lab.trial import Trial
-from instep_lab.verdict import ClaimVerdict
+from instep_lab.verdict import ClaimVerdict, PartOutcome
 from tests.lab.conftest import Settle
 
 
@@ -80,6 +83,29 @@ def test_a_spread_is_even_if_no_partition_has_far_more_or_less_than_its_share() 
     assert not producer._evenly([9, 9, 1, 1])
 
 
+@pytest.mark.parametrize(("stored", "outcome"), [(100, "PASS"), (99, "FAIL"), (101, "FAIL")])
+def test_records_sent_at_full_speed_are_compared_with_the_log(
+    pool: ClusterPool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: int,
+    outcome: str,
+) -> None:
+    fill = bulk.fill
+
+    def broken(connection: Any, topic: str, _count: int, *rest: Any) -> float:
+        return fill(connection, topic, stored, *rest)
+
+    monkeypatch.setattr(bulk, "fill", broken)
+    monkeypatch.setattr(trials, "PATIENCE_S", 1.0)
+    trial = Trial("probe", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    trial.fill(trial.topic(2), 100)
+    trial.check_clients()
+    [checked] = trial.parts
+    assert (checked.evidence, checked.outcome) == (f"100 sent, {stored} in the log", outcome)
+    trial.close()
+
+
 @pytest.mark.parametrize("library", senders.CLIENTS)
 def test_rates_are_measured_in_turns(pool: ClusterPool, tmp_path: Path, library: Library) -> None:
     trial = Trial("probe", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
@@ -100,5 +126,9 @@ def test_rates_are_measured_in_turns(pool: ClusterPool, tmp_path: Path, library:
     assert all(0 < (one.median_ms or 0) <= (one.late_ms or 0) for one in found["callback"])
     # each producer also sends one record to connect, and a quarter in the round that warms up
     sent = 3 * 3 + (500 + 5 + 500) * 2 + (125 + 1 + 125) + 20 * 2
+    assert plan.sends == sent
+    trial.check_clients()
+    [checked] = trial.parts
+    assert (checked.statement, checked.outcome) == (integrity.LOG_CHECKED, PartOutcome.PASS)
     assert offsets.latest(trial.cluster.kafka, topic, [0]) == {0: sent}
     trial.close()

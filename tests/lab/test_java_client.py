@@ -143,6 +143,39 @@ def test_a_consumer_hangs_until_it_may_go_on_and_notes_the_end(
     trial.close()
 
 
+@pytest.mark.parametrize("library", [JAVA, Library.LIBRDKAFKA])
+def test_a_sampled_consumer_records_only_the_first_and_the_last_operation(
+    trial: Trial, library: Library
+) -> None:
+    scenario, topic = trial.scenario("measured"), trial.topic(1)
+    trial.fill(topic, 50)
+    plan = Consuming(
+        topic=topic,
+        group=trial.group(),
+        library=library,
+        count=40,
+        batch=20,
+        commit_every=1,
+        sampled=True,
+    )
+    scenario.consume(plan)
+    found = [
+        (one.kind, one.offset)
+        for one in scenario.history()
+        if one.kind in (OperationKind.READ, OperationKind.WORK, OperationKind.COMMIT)
+    ]
+    assert sorted(found) == [
+        (OperationKind.COMMIT, 1),
+        (OperationKind.COMMIT, 40),
+        (OperationKind.READ, 0),
+        (OperationKind.READ, 39),
+        (OperationKind.WORK, 0),
+        (OperationKind.WORK, 39),
+    ]
+    assert scenario.check().operations == 0
+    trial.close()
+
+
 def test_a_producer_that_forgets_knows_no_outcome(trial: Trial) -> None:
     scenario, topic = trial.scenario("probe"), trial.topic(4)
     scenario.publish(

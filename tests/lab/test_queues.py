@@ -198,9 +198,11 @@ def settled(
 @pytest.mark.parametrize(
     ("redis", "rabbitmq", "first", "second"),
     [
-        # twice as fast at every size, and never slow
-        (1.0, 2.0, ClaimVerdict.DEPENDS_ON_SETTING, ClaimVerdict.RIGHT),
-        (1.0, 1.9, ClaimVerdict.DEPENDS_ON_SETTING, ClaimVerdict.WRONG),
+        # three times as fast at every size, and never slow
+        (1.0, 3.0, ClaimVerdict.DEPENDS_ON_SETTING, ClaimVerdict.RIGHT),
+        (1.0, 2.9, ClaimVerdict.DEPENDS_ON_SETTING, ClaimVerdict.WRONG),
+        # faster, but the lead may be chance
+        (1.0, 1.1, ClaimVerdict.INCONCLUSIVE, ClaimVerdict.WRONG),
         (2.0, 1.9, ClaimVerdict.WRONG, ClaimVerdict.WRONG),
         (4.1, 2.0, ClaimVerdict.WRONG, ClaimVerdict.WRONG),  # slow at every size, but bearable
         (20.1, 2.0, ClaimVerdict.DEPENDS_ON_SETTING, ClaimVerdict.WRONG),  # less than a tenth
@@ -215,7 +217,7 @@ def test_the_claims_about_redis_and_rabbitmq_follow_the_measurement(
 
 
 def test_measurements_on_a_busy_machine_are_inconclusive(tmp_path: Path) -> None:
-    seconds = {"redis-list": 1.0, "rabbitmq-classic": 2.0}
+    seconds = {"redis-list": 1.0, "rabbitmq-classic": 3.0}
     assert (
         settled(tmp_path, queue.redis_dequeue_rate, seconds, {}, varied=1.9).verdict
         is ClaimVerdict.RIGHT
@@ -223,6 +225,19 @@ def test_measurements_on_a_busy_machine_are_inconclusive(tmp_path: Path) -> None
     found = settled(tmp_path, queue.redis_dequeue_rate, seconds, {}, varied=2.1)
     assert found.verdict is ClaimVerdict.INCONCLUSIVE
     assert "quiet enough" in found.because
+
+
+@pytest.mark.parametrize(("seconds", "fastest"), [(0.7, True), (0.9, None), (1.1, False)])
+def test_zeromq_is_the_fastest_only_with_a_clear_lead(seconds: float, fastest: bool | None) -> None:
+    none = checkers.Anomalies("lost", 0, 0)
+    speeds = [
+        measuring.Speed(name, False, 100, 100, took, took, none, none)
+        for name, took in ((queue.ZERO, seconds), ("kafka", 1.0), ("kafka", 5.0))
+    ]
+    cells = queue.QueueMeasurements(speeds, {}).cells
+    found, evidence = queue._compare_fastest(cells, 100)
+    assert found is fastest
+    assert evidence.endswith("times the best other, kafka, not durable")
 
 
 def test_without_redis_the_claims_about_it_are_inconclusive(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Properties;
 import java.util.Random;
 import java.util.Set;
@@ -180,14 +182,21 @@ public final class LabClient {
     return properties;
   }
 
-  /** Appends operations to the history, one unbuffered line each. */
+  /**
+   * Appends operations to the history, one unbuffered line each.
+   *
+   * <p>With a sampled plan, only the first and the last operation of each kind are written.
+   */
   private static final class History implements AutoCloseable {
     private final OutputStream file;
     private final String group;
     private final String member;
+    private final boolean sampled;
+    private final Map<String, ObjectNode> last = new LinkedHashMap<>();
 
     History(Path path, JsonNode plan) throws IOException {
       file = new FileOutputStream(path.toFile(), true);
+      sampled = plan.path("sampled").asBoolean();
       group = plan.path("group").asText("");
       member = plan.get("member").asText();
     }
@@ -203,6 +212,16 @@ public final class LabClient {
     }
 
     synchronized void note(ObjectNode operation) {
+      String kind = operation.path("kind").asText();
+      if (sampled && last.containsKey(kind)) {
+        last.put(kind, operation);
+        return;
+      }
+      last.put(kind, null); // written, as the first one
+      write(operation);
+    }
+
+    private void write(ObjectNode operation) {
       try {
         file.write((operation + "\n").getBytes(StandardCharsets.UTF_8));
       } catch (IOException failure) {
@@ -211,7 +230,8 @@ public final class LabClient {
     }
 
     @Override
-    public void close() throws IOException {
+    public synchronized void close() throws IOException {
+      last.values().stream().filter(Objects::nonNull).forEach(this::write);
       file.close();
     }
   }
