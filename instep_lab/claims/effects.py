@@ -82,7 +82,7 @@ def offset_in_result_transaction(trial: Trial) -> None:
     separately = crashes.run_crashes(
         trial,
         "offset in Kafka",
-        crashes.draw(trial, AROUND_THE_ROW, 2, 6),
+        crashes.draw(trial, AROUND_THE_ROW, 2),
         keep=Keep.TABLE,
         commit=CommitMode.SYNC,
     )
@@ -234,6 +234,9 @@ def unique_index(trial: Trial) -> None:
         f"{read_again} over {len(unique.effects)} kills",
     )
     trial.statement("each record has one row", unique.lost == unique.repeated == 0, str(unique))
+    for one in unique.effects:
+        # what the processes have tried to write: the table has the record once
+        trial.example(one.scenario, checkers.repeated(one.scenario.history()))
     counted = [table.total(Path(one.table)) for one in unique.effects]
     too_high = sum(count - RECORDS for count in counted)
     trial.limit(
@@ -362,7 +365,7 @@ def consume_transform_produce(trial: Trial) -> None:
     points = (CrashPoint.WORKED, CrashPoint.WRITING, CrashPoint.READ, CrashPoint.COMMITTED)
     cases = {
         Keep.TRANSACTION: crashes.draw(trial, points, 4),
-        Keep.TOPIC: crashes.draw(trial, [CrashPoint.WORKED], 2, 6),
+        Keep.TOPIC: crashes.draw(trial, [CrashPoint.WORKED], 2),
     }
     functions = {
         f"{keep}, {number}": partial(
@@ -495,7 +498,7 @@ def exactly_once_without_two_phases(trial: Trial) -> None:
         trial,
         {
             name: (
-                crashes.draw(trial, AROUND_THE_ROW, 2, 15),
+                crashes.draw(trial, AROUND_THE_ROW, 2),
                 {"keep": keep, "commit": commit},
             )
             for name, (keep, commit) in ways.items()

@@ -104,17 +104,19 @@ def _kill_before_commit(trial: Trial) -> None:
     count, kills = 300, trial.scaled(TOGETHER, 30)
     points = [trial.random.randint(1, count) for _ in range(kills)]
     repeated: list[checkers.Anomalies] = []
-    missing = 0
+    missing = killed = 0
     for first in range(0, kills, TOGETHER):
         jobs = {
             str(number): partial(_kill_and_take_over, trial, number, count, points[number])
             for number in range(first, min(first + TOGETHER, kills))
         }
-        for again, lost in trial.together(jobs).values():
+        for died, again, lost in trial.together(jobs).values():
+            killed += died
             repeated.append(again)
             missing += lost
     affected = sum(1 for one in repeated if one)
     amounts = [float(one.count) for one in repeated]
+    trial.control("the first members were killed", killed == kills, f"{killed} of {kills}")
     trial.control("nothing is missing after a member was killed", not missing, f"{missing} missing")
     trial.limit(
         "after a member was killed, some records go to the next member as well",
@@ -125,8 +127,11 @@ def _kill_before_commit(trial: Trial) -> None:
 
 def _kill_and_take_over(
     trial: Trial, number: int, count: int, point: int
-) -> tuple[checkers.Anomalies, int]:
-    """Return what was read again after a kill at the given record, and how much is missing."""
+) -> tuple[bool, checkers.Anomalies, int]:
+    """Kill a member at the given record, and let another one take over.
+
+    Return whether it was killed, what was read again, and how much is missing.
+    """
     scenario = trial.scenario(f"killed at record {point}, {number + 1}")
     topic, group = trial.topic(3), trial.group()
     scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=f"{trial.seed}-{number}"))
@@ -138,7 +143,7 @@ def _kill_and_take_over(
         idle_s=PATIENCE_S,
         config={"session.timeout.ms": 6_000} if trial.cluster.own is None else SHORT_SESSION,
     )
-    scenario.run(msgspec.structs.replace(plan, dies_at=CrashPoint.WORKED, dies_on=point))
+    status = scenario.run(msgspec.structs.replace(plan, dies_at=CrashPoint.WORKED, dies_on=point))
     with scenario.background(msgspec.structs.replace(plan, member="next", idle_s=None)):
         trial.wait(
             lambda: not checkers.lost(scenario.history(), group, by=OperationKind.READ),
@@ -147,7 +152,7 @@ def _kill_and_take_over(
     operations = scenario.history()
     again = checkers.repeated(operations, group, by=OperationKind.READ)
     trial.example(scenario, again)
-    return again, checkers.lost(operations, group, by=OperationKind.READ).count
+    return status == -9, again, checkers.lost(operations, group, by=OperationKind.READ).count
 
 
 def _read(team: members.Team) -> int:
@@ -513,7 +518,8 @@ def rebalance_triggers(trial: Trial) -> None:
         members.JAVA_UNIFORM,
     )
     effects: dict[tuple[str, str], list[EventEffect]] = defaultdict(list)
-    for number in trial.rounds(1, 6):
+    # Each round kills a member of every assignor's group: of the Java client's, two.
+    for number in trial.rounds(1, 15):
         for (event, assignor), effect in _round(trial, assignors, number).items():
             effects[event, assignor].append(effect)
     events = list(dict.fromkeys(event for event, _ in effects))

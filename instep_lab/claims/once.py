@@ -90,7 +90,7 @@ def idempotent_producer(trial: Trial) -> None:
         )
         for library, kind in producers
     }
-    unconfirmed, before = _cut_unconfirmed(trial, scenarios, plans, partitions, cuts)
+    unconfirmed, marks = _cut_unconfirmed(trial, scenarios, plans, partitions, cuts)
     found, lost = {}, 0
     trial.read_topics({scenarios[one]: topic for one, topic in topics.items()}, partitions)
     for one, scenario in scenarios.items():
@@ -133,9 +133,12 @@ def idempotent_producer(trial: Trial) -> None:
         f"{sum(unconfirmed.values())} in {cuts} cuts",
     )
     trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
-    _control_senders(trial, scenarios, before)
+    _control_senders(trial, scenarios, marks)
     for library in senders.CLIENTS:
         without, with_ = found[library, PLAIN], found[library, IDEMPOTENT]
+        after = senders.cuts_with_repeats(
+            scenarios[library, IDEMPOTENT].history(), marks[library, IDEMPOTENT]
+        )
         trial.control(
             f"{library}: without idempotence, some records are repeated",
             bool(without),
@@ -144,8 +147,7 @@ def idempotent_producer(trial: Trial) -> None:
         trial.statement(
             "an idempotent producer writes each record once",
             not with_,
-            f"{with_.count} of {with_.of:,} repeated"
-            f" ({bounds.describe(min(with_.count, cuts), cuts, 'cut')})",
+            f"{with_.count} of {with_.of:,} repeated ({bounds.describe(after, cuts, 'cut')})",
             client=library,
         )
         _judge_states(
@@ -196,12 +198,13 @@ def _cut_unconfirmed(
     partitions: int,
     cuts: int,
     delay_s: float = 0.0,
-) -> tuple[dict[Producer, int], dict[Producer, senders.Ends]]:
+) -> tuple[dict[Producer, int], dict[Producer, list[senders.Ends]]]:
     """Send with all producers, and cut their connections while answers are missing.
 
     Before each cut, the log of every producer that waits for answers is ahead of what the producer
     knows. With a delay, requests are on their way too, which the cut drops. Return how many records
-    were written without an answer, and how far the logs went before the first cut.
+    were written without an answer, and how far the logs went: before the first fault, and before
+    each cut.
     """
     proxy = trial.cluster.proxies[1]
     swallowed = proxy.counts.swallowed_bytes
@@ -209,7 +212,7 @@ def _cut_unconfirmed(
     senders_ = {scenarios[one]: plan for one, plan in plans.items()}
     with trial.running(senders_, trial.cluster.proxied):
         trial.wait_for_more(scenarios.values(), 150)
-        before = {one: senders.ends(trial, plan.topic, partitions) for one, plan in plans.items()}
+        marks = {one: [senders.ends(trial, plan.topic, partitions)] for one, plan in plans.items()}
         for _ in range(cuts):
             trial.wait_for_more(scenarios.values(), trial.random.randrange(30, 80))
             if delay_s:
@@ -222,22 +225,26 @@ def _cut_unconfirmed(
                 )
                 trial.wait(lambda count=count: count() > 0, "unconfirmed records")  # type: ignore[misc]
                 unconfirmed[one] += count()
+            for one, plan in plans.items():
+                marks[one].append(senders.ends(trial, plan.topic, partitions))
             proxy.cut()
             proxy.clear_fault()
         trial.wait_for_more(scenarios.values(), 50)
     trial.note(
         f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of responses dropped"
     )
-    return unconfirmed, before
+    return unconfirmed, marks
 
 
 def _control_senders(
-    trial: Trial, scenarios: Mapping[Producer, Scenario], before: Mapping[Producer, senders.Ends]
+    trial: Trial,
+    scenarios: Mapping[Producer, Scenario],
+    marks: Mapping[Producer, Sequence[senders.Ends]],
 ) -> None:
     senders.control_senders(
         trial,
-        sum(senders.misplaced(scenario, before[one]) for one, scenario in scenarios.items()),
-        sum(sum(ends.values()) for ends in before.values()),
+        sum(senders.misplaced(scenario, marks[one][0]) for one, scenario in scenarios.items()),
+        sum(sum(ends[0].values()) for ends in marks.values()),
     )
 
 
@@ -297,7 +304,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     senders.control_isolation(trial)
     cases = (WITHOUT_TRANSACTION, LEFT_OPEN, COMMITTED)
     found: dict[tuple[str, str], list[Anomalies]] = defaultdict(list)
-    ids: dict[str, list[tuple[set[int] | None, set[int] | None]]] = defaultdict(list)
+    ids: dict[str, list[SentTwice]] = defaultdict(list)
     lost = 0
     for number in trial.rounds(1, 30):
         for case in cases:
@@ -322,7 +329,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
             [
                 case,
                 len(ids[case]),
-                _ids_text(ids[case][-1][1]),
+                _ids_text(ids[case][-1].after),
                 *(sum(one.count for one in found[case, level]) for level in levels),
             ]
             for case in cases
@@ -337,11 +344,20 @@ def restarted_idempotent_producer(trial: Trial) -> None:
             for level in levels
         },
     )
-    known = [(before, after) for before, after in ids[WITHOUT_TRANSACTION] if before and after]
+    known = [
+        (one.before, one.after) for one in ids[WITHOUT_TRANSACTION] if one.before and one.after
+    ]
     is_new: bool | None = None
     if len(known) == len(ids[WITHOUT_TRANSACTION]):
         is_new = all(len(after) == 2 and before < after for before, after in known)
-    before, after = ids[WITHOUT_TRANSACTION][-1]
+    _, before, after = ids[WITHOUT_TRANSACTION][-1]
+    processes = [one for each in ids.values() for one in each]
+    killed = sum(one.killed for one in processes)
+    trial.control(
+        "the first processes were killed",
+        killed == len(processes),
+        f"{killed} of {len(processes)}",
+    )
     trial.control("no record is missing", lost == 0, f"{lost} missing")
     trial.statement(
         "the second process has a different producer id",
@@ -357,7 +373,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
         "so are those of a committed transaction, although a transactional id keeps the producer"
         " id",
         all(found[COMMITTED, levels[0]])
-        and all(len(after or ()) == 1 for _, after in ids[COMMITTED]),
+        and all(len(one.after or ()) == 1 for one in ids[COMMITTED]),
         _repeats(found[COMMITTED, levels[0]]),
     )
     trial.control(
@@ -380,13 +396,16 @@ def _repeats(found: Sequence[Anomalies]) -> str:
     return f"{total.count:,} of {total.of:,} repeated ({kills})"
 
 
-def _send_twice(
-    trial: Trial, scenario: Scenario, topic: str, case: str
-) -> tuple[set[int] | None, set[int] | None]:
-    """Kill a sender at a random record, and let another one send everything again.
+class SentTwice(NamedTuple):
+    """Whether the first sender was killed, and the producer ids known after each of the two."""
 
-    Return the producer ids that the broker knows, after the first and after the second.
-    """
+    killed: bool
+    before: set[int] | None
+    after: set[int] | None
+
+
+def _send_twice(trial: Trial, scenario: Scenario, topic: str, case: str) -> SentTwice:
+    """Kill a sender at a random record, and let another one send everything again."""
     count = trial.scaled(300, 500)
     dies_after = trial.random.randrange(count // 2, count)
     config = {} if case == WITHOUT_TRANSACTION else {"transactional.id": trial.name("transaction")}
@@ -401,11 +420,11 @@ def _send_twice(
         transaction=first_transaction[case],
     )
     # at a steady rate, only the last few records are still in the client when it dies
-    scenario.run(msgspec.structs.replace(plan, dies_after=dies_after, warm=True))
+    status = scenario.run(msgspec.structs.replace(plan, dies_after=dies_after, warm=True))
     first = _producer_ids(trial, topic)
     again = None if case == WITHOUT_TRANSACTION else count
     scenario.publish(msgspec.structs.replace(plan, transaction=again))
-    return first, _producer_ids(trial, topic)
+    return SentTwice(status == -9, first, _producer_ids(trial, topic))
 
 
 def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
@@ -762,14 +781,15 @@ def acks_zero_never_repeats(trial: Trial) -> None:
         trial.statement(
             "with acks=0, records are lost",
             bool(tested.missing) or None,
-            f"{tested.missing.count} of {tested.missing.of:,}",
+            f"{tested.missing.count} of {tested.missing.of:,}"
+            f" ({bounds.describe(tested.cuts_missing, cuts, 'cut')})",
             client=library,
         )
         trial.statement(
             "with acks=0, no record is repeated",
             not tested.repeated,
             f"{tested.repeated.count} of {tested.repeated.of:,}"
-            f" ({bounds.describe(min(tested.repeated.count, cuts), cuts, 'cut')})",
+            f" ({bounds.describe(tested.cuts_repeating, cuts, 'cut')})",
             client=library,
         )
 
@@ -821,23 +841,26 @@ def asynchronous_producer(trial: Trial) -> None:
         trial.statement(
             "a record that was not confirmed is not sent again",
             not tested.repeated,
-            f"{tested.repeated.count} of {tested.repeated.of:,} are stored twice",
+            f"{tested.repeated.count} of {tested.repeated.of:,} are stored twice"
+            f" ({bounds.describe(tested.cuts_repeating, cuts, 'cut')})",
             client=library,
         )
         trial.statement(
             "records are lost when the connection breaks",
             bool(tested.missing),
             f"{tested.missing.count} of {tested.missing.of:,} are missing"
-            f" ({bounds.describe(min(tested.missing.count, cuts), cuts, 'cut')})",
+            f" ({bounds.describe(tested.cuts_missing, cuts, 'cut')})",
             client=library,
         )
 
 
 class CutOutcome(NamedTuple):
-    """What a log shows after its producer's connections were cut."""
+    """What a log shows after its producer's connections were cut, and after how many cuts."""
 
     missing: Anomalies
     repeated: Anomalies
+    cuts_missing: int
+    cuts_repeating: int
 
 
 def _send_through_cuts(
@@ -859,7 +882,7 @@ def _send_through_cuts(
         )
         for library, name in producers
     }
-    unconfirmed, before = _cut_unconfirmed(trial, scenarios, plans, 1, cuts, EN_ROUTE_S)
+    unconfirmed, marks = _cut_unconfirmed(trial, scenarios, plans, 1, cuts, EN_ROUTE_S)
     found, lost = {}, 0
     trial.read_topics({scenarios[one]: plan.topic for one, plan in plans.items()})
     for one, scenario in scenarios.items():
@@ -870,13 +893,15 @@ def _send_through_cuts(
         found[one] = CutOutcome(
             Anomalies("missing", len(missing), len(sent), tuple(missing[:1])),
             checkers.repeated(operations, by=OperationKind.READ),
+            senders.cuts_with_gaps(operations, marks[one]),
+            senders.cuts_with_repeats(operations, marks[one]),
         )
         if one in unconfirmed:
             lost += checkers.lost(operations, by=OperationKind.READ).count
-        for anomalies in found[one]:
+        for anomalies in (found[one].missing, found[one].repeated):
             trial.example(scenario, anomalies)
     trial.control("no record that a broker acknowledged is missing", lost == 0, f"{lost} missing")
-    _control_senders(trial, scenarios, before)
+    _control_senders(trial, scenarios, marks)
     trial.control(
         "the broker wrote records that it did not confirm",
         min(unconfirmed.values()) > 0,

@@ -14,7 +14,7 @@ from instep.document.showing import counted
 from instep.kafka.admin import consumer_groups
 from instep.report.tables import Cell
 from instep.waiting import wait_until
-from instep_lab import checkers, history
+from instep_lab import bounds, checkers, history
 from instep_lab.claim import experiment
 from instep_lab.claims import crashes
 from instep_lab.claims.crashes import BATCH, FIRST, RECORDS, SECOND
@@ -161,7 +161,7 @@ def _commit_after(scenario: Scenario) -> ClientOperation | None:
 )
 def failing_synchronous_commit(trial: Trial) -> None:
     found: dict[Library, list[HangEffect]] = {library: [] for library in CLIENTS}
-    for number in trial.rounds(1, 5):
+    for number in trial.rounds(1, crashes.CRASHES):
         results = trial.together(
             {
                 str(library): partial(
@@ -188,13 +188,14 @@ def failing_synchronous_commit(trial: Trial) -> None:
             all(one.stored == RECORDS for one in each),
             f"the broker has {', '.join(str(one.stored) for one in each)} of {RECORDS}",
         )
+        failed = [
+            one.commit_after is not None and one.commit_after.outcome is OperationStatus.FAIL
+            for one in each
+        ]
         trial.statement(
             "a synchronous commit after the partition was taken away raises an error",
-            all(
-                one.commit_after is not None and one.commit_after.outcome is OperationStatus.FAIL
-                for one in each
-            ),
-            f"{', '.join(errors_)} in {counted(len(each), 'round')}",
+            all(failed),
+            f"{', '.join(errors_)}, after {bounds.describe(sum(failed), len(failed), 'hang')}",
             client=library,
         )
 
@@ -235,8 +236,8 @@ def automatic_commit_at_rebalance(trial: Trial) -> None:
         # It is killed long before the threads have finished, however slow the machine is.
         "threads": {"commit": CommitMode.AUTO, "pool": Pool.BY_RECORD, "work_ms": 5_000},
     }
-    found: dict[str, list[tuple[int, int]]] = {}
-    for number in trial.rounds(1, 10):
+    found: dict[str, list[JoinEffect]] = {}
+    for number in trial.rounds(1, crashes.CRASHES):
         functions = {
             f"{library}, {way}": partial(
                 _join,
@@ -249,10 +250,10 @@ def automatic_commit_at_rebalance(trial: Trial) -> None:
             for library in CLIENTS
             for way, options in ways.items()
         }
-        for name, counts in crashes.in_turns(trial, functions, 3).items():
-            found.setdefault(name, []).append(counts)
+        for name, effect in crashes.in_turns(trial, functions, 3).items():
+            found.setdefault(name, []).append(effect)
     rows: list[Sequence[Cell]] = [
-        [name, len(each), sum(lost for lost, _ in each), sum(repeated for _, repeated in each)]
+        [name, len(each), sum(one.lost for one in each), sum(one.repeated for one in each)]
         for name, each in found.items()
     ]
     trial.table(
@@ -262,31 +263,51 @@ def automatic_commit_at_rebalance(trial: Trial) -> None:
     )
     for library in CLIENTS:
         same, never, threads = (found[f"{library}, {way}"] for way in ways)
-        repeated, control = (sum(count for _, count in each) for each in (same, never))
-        lost = sum(count for count, _ in threads)
+        repeated, control = ([one.repeated for one in each] for each in (same, never))
+        lost = [one.lost for one in threads]
+        killed = sum(one.status == -9 for one in threads)
         trial.control(
             f"{library}: without a commit, a rebalance repeats records",
-            control > 0 or None,
-            f"{control} repeated in {counted(len(never), 'rebalance')}",
+            sum(control) > 0 or None,
+            f"{sum(control)} repeated, in {_share(control, 'rebalance')}",
+        )
+        trial.control(
+            f"{library}: the members with threads were killed",
+            killed == len(threads),
+            f"{killed} of {len(threads)}",
         )
         trial.statement(
             "records processed in the reading thread are repeated",
-            repeated > 0,
-            f"{repeated} repeated in {counted(len(same), 'rebalance')}",
+            sum(repeated) > 0,
+            f"{sum(repeated)} repeated, in {_share(repeated, 'rebalance')}",
             client=library,
         )
         trial.statement(
             "records handed to threads are lost if the member then dies",
-            lost > 0,
-            f"{lost} lost in {counted(len(threads), 'rebalance')}",
+            sum(lost) > 0,
+            f"{sum(lost)} lost, in {_share(lost, 'kill')}",
             client=library,
         )
 
 
+def _share(counts: Sequence[int], what: str) -> str:
+    """Return how many trials showed something, with the bounds of their share."""
+    return bounds.describe(sum(map(bool, counts)), len(counts), what)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinEffect:
+    """What was lost and repeated when a member joined, and how the first member ended."""
+
+    lost: int
+    repeated: int
+    status: int
+
+
 def _join(
     trial: Trial, scenario: Scenario, library: Library, *, kills: bool, **options: Any
-) -> tuple[int, int]:
-    """Let a second member join; return how many records were lost and repeated."""
+) -> JoinEffect:
+    """Let a second member join, and end the first one."""
     plan = crashes.plan(
         trial,
         topic=trial.topic(2),
@@ -304,17 +325,18 @@ def _join(
         trial.wait(lambda: len(second.assigned) == 1, "the second member to get a partition")
         if kills:
             first.kill()
-            first.wait()
+            status = first.wait()
             trial.wait(lambda: len(second.assigned) == 2, "the second member to get both")
             trial.wait(lambda: len(second.ends) == 2, "the second member to read to the end")
         else:
             trial.wait(lambda: not checkers.lost(scenario.history()), "the rest of the work")
             first.terminate()
-            first.wait()
+            status = first.wait()
         first.close()
     operations = scenario.history()
-    trial.example(scenario, checkers.lost(operations))
-    return checkers.lost(operations).count, checkers.repeated(operations).count
+    lost = checkers.lost(operations)
+    trial.example(scenario, lost)
+    return JoinEffect(lost.count, checkers.repeated(operations).count, status)
 
 
 def _count(scenario: Scenario, kind: OperationKind) -> int:
@@ -549,7 +571,7 @@ def _commit_each_batch(
 )
 def member_that_hangs(trial: Trial) -> None:
     found: dict[str, list[HangEffect]] = {}
-    for number in trial.rounds(1, 5):
+    for number in trial.rounds(1, crashes.CRASHES):
         functions = {
             f"{library}, {length}": partial(
                 _hang,
@@ -589,13 +611,14 @@ def member_that_hangs(trial: Trial) -> None:
         trial.statement(
             "another member works on the uncommitted records again",
             all(one.worked_by_other > 0 for one in long),
-            f"{sum(one.worked_by_other for one in long)} records in {counted(len(long), 'round')}",
+            f"{sum(one.worked_by_other for one in long)} records,"
+            f" after {_share([one.worked_by_other for one in long], 'hang')}",
             client=library,
         )
         trial.statement(
             "the member that returns finishes its batch and repeats the rest",
             all(one.repeated > one.repeated_before for one in long),
-            f"{sum(one.repeated - one.repeated_before for one in long)} records"
-            f" in {counted(len(long), 'round')}",
+            f"{sum(one.repeated - one.repeated_before for one in long)} records,"
+            f" after {_share([one.repeated - one.repeated_before for one in long], 'hang')}",
             client=library,
         )

@@ -48,11 +48,11 @@ def _lost(found: Sequence[Anomalies]) -> str:
         "yet, acks=all loses no records"
     ),
     method=(
-        "Send with each acks level to partitions led by one broker. Freeze the followers for a "
-        "moment, continue sending, kill the leader with -9, and resume the followers. Count the "
-        "records that were reported as sent but are not in the log. In the first round, also send "
-        "with acks=all to a partition with min.insync.replicas=1 whose follower is down, and make "
-        "the follower the leader after the kill."
+        "Send with each acks level to partitions led by one broker. Stop one follower and freeze "
+        "the other, continue sending, kill the leader with -9, and let the followers return. Count "
+        "the records that were reported as sent but are not in the log. At the same time, send "
+        "with acks=all to a partition with min.insync.replicas=1 whose follower is the stopped "
+        "one, and make it the leader after the kill."
     ),
     advice=(
         "Use acks=all with three replicas and min.insync.replicas=2 for everything that must "
@@ -83,16 +83,14 @@ def acks_under_leader_failure(trial: Trial) -> None:
     misplaced = records = 0
     for number in trial.rounds(1, 30):
         leader, *followers = senders.nodes_from(trial.seed + number)
-        names = [*ACKS]
-        if number == 0:
-            names.append(ALONE)
-        scenarios = {one: trial.scenario(f"acks={one}, round {number + 1}") for one in names}
+        scenarios = {
+            one: trial.scenario(f"acks={one}, round {number + 1}") for one in (*ACKS, ALONE)
+        }
         topics = {
             acks: trial.topic(brokers=(leader, *followers), min_insync_replicas="2")
             for acks in ACKS
         }
-        if ALONE in scenarios:
-            topics[ALONE] = trial.topic(brokers=(leader, followers[0]), min_insync_replicas="1")
+        topics[ALONE] = trial.topic(brokers=(leader, followers[0]), min_insync_replicas="1")
         only_leader, before = _kill_leader(trial, leader, followers, scenarios, topics)
         unreplicated.append(only_leader)
         trial.read_topics({scenarios[acks]: topic for acks, topic in topics.items()})
@@ -163,10 +161,8 @@ def _kill_leader(
     Return how many of them are acknowledged with acks=1, and how far the log of acks=all went
     before.
     """
-    down, frozen = [], list(followers)
-    if ALONE in scenarios:
-        # Only one may be down: two of the three controllers must agree that it is out of sync.
-        down, frozen = [followers[0]], [followers[1]]
+    # Only one may be down: two of the three controllers must agree that it is out of sync.
+    down, frozen = followers
     plans = {
         scenario: Publishing(
             topic=topics[acks],
@@ -180,16 +176,14 @@ def _kill_leader(
     with trial.running(plans):
         trial.wait_for_more(scenarios.values(), trial.random.randrange(150, 300))
         before = senders.ends(trial, topics["all"])
-        for node in down:
-            trial.stop(node)
-            trial.wait(
-                lambda: senders.in_sync(trial, topics[ALONE]) == {leader},
-                "the follower to be out of sync",
-            )
-        # With frozen followers, what acks=1 acknowledges is on the leader alone. So the kill
+        trial.stop(down)
+        trial.wait(
+            lambda: senders.in_sync(trial, topics[ALONE]) == {leader},
+            "the follower to be out of sync",
+        )
+        # With the other one frozen, what acks=1 acknowledges is on the leader alone. So the kill
         # loses records for certain, and not only if it comes at the right moment.
-        for node in frozen:
-            trial.freeze(node)
+        trial.freeze(frozen)
         trial.wait_for_more(
             [one for acks, one in scenarios.items() if acks != "all"],
             trial.random.randrange(ALONE_MIN, 300),
@@ -197,21 +191,18 @@ def _kill_leader(
         # Readers see only what the followers have: acknowledged first, and then what is visible.
         unreplicated = scenarios["1"].acknowledged - senders.ends(trial, topics["1"])[0]
         trial.kill(leader)
-        for node in frozen:
-            trial.thaw(node)
-        for node in down:
-            trial.restart(node)
+        trial.thaw(frozen)
+        trial.restart(down)
         trial.wait(
             lambda: senders.leader_of(trial, topics["all"]) in followers, "a follower to lead"
         )
-        if down:
-            # Kafka waits for the dead leader, which alone has everything. So does an operator,
-            # unless it will not come back.
-            trial.wait(
-                lambda: senders.leader_of(trial, topics[ALONE]) is None,
-                "the partition to be without a leader",
-            )
-            senders.elect_unclean(trial, topics[ALONE])
+        # Kafka waits for the dead leader, which alone has everything. So does an operator, unless
+        # it will not come back.
+        trial.wait(
+            lambda: senders.leader_of(trial, topics[ALONE]) is None,
+            "the partition to be without a leader",
+        )
+        senders.elect_unclean(trial, topics[ALONE])
         trial.wait_for_more(scenarios.values(), 100)
     return unreplicated, before
 
@@ -272,7 +263,7 @@ def acks_all_with_one_replica(trial: Trial) -> None:
         trial.example(scenario, killed[-1])
     wiped: dict[str, list[Anomalies]] = {"1 replica": [], "3 replicas": []}
     forced = 0
-    for number in trial.rounds(1, 5):
+    for number in trial.rounds(1, 30):
         forced += _lose_disk(trial, senders.nodes_from(trial.seed + number), number, wiped)
     everything = {"1 replica, broker killed": killed} | {
         f"{name}, disk lost": rounds for name, rounds in wiped.items()
@@ -389,7 +380,7 @@ def _lose_disk(
 def min_insync_replicas_by_acks(trial: Trial) -> None:
     count = trial.scaled(200, 500)
     both_in_sync: dict[str, int] = dict.fromkeys(ACKS, 0)
-    acknowledged: dict[str, int] = dict.fromkeys(ACKS, 0)
+    acknowledged: dict[str, list[int]] = {acks: [] for acks in ACKS}
     readable: dict[str, int] = dict.fromkeys(ACKS, 0)
     stored: dict[str, int] = dict.fromkeys(ACKS, 0)
     notes: dict[str, set[str]] = {acks: set() for acks in ACKS}
@@ -413,7 +404,7 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         trial.note(f"in sync: {leader} alone, below the minimum of 2")
         for acks, scenario in scenarios.items():
             sent, seen = _send_from(trial, scenario, topics[acks], acks, count, count)
-            acknowledged[acks] += sent
+            acknowledged[acks].append(sent)
             notes[acks] |= seen
         to_read = {scenarios[acks]: topic for acks, topic in topics.items()}
         trial.read_topics(to_read, by="meanwhile")
@@ -430,7 +421,10 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
     trial.table(
         f"{total:,} sends with one of two required replicas in sync ({kills} kills)",
         ["acks", "acknowledged", "errors", "readable immediately", "in the log later"],
-        [[acks, acknowledged[acks], errors_[acks], readable[acks], stored[acks]] for acks in ACKS],
+        [
+            [acks, sum(acknowledged[acks]), errors_[acks], readable[acks], stored[acks]]
+            for acks in ACKS
+        ],
     )
     trial.plot(
         "Records accepted by the log below min.insync.replicas",
@@ -446,14 +440,15 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
     for acks in ("0", "1"):
         trial.statement(
             f"acks={acks} is not rejected",
-            acknowledged[acks] == total and stored[acks] == total,
-            f"{acknowledged[acks]} of {total} acknowledged, {stored[acks]} in the log",
+            sum(acknowledged[acks]) == total and stored[acks] == total,
+            f"{sum(acknowledged[acks])} of {total} acknowledged, {stored[acks]} in the log;"
+            f" {_kills_with(acknowledged[acks], count)}",
         )
     trial.statement(
         "acks=all is rejected",
-        acknowledged["all"] == 0 and stored["all"] == 0,
-        f"{acknowledged['all']} of {total} acknowledged ({errors_['all']}),"
-        f" {stored['all']} in the log",
+        sum(acknowledged["all"]) == 0 and stored["all"] == 0,
+        f"{sum(acknowledged['all'])} of {total} acknowledged ({errors_['all']}),"
+        f" {stored['all']} in the log; {_kills_with(acknowledged['all'], count)}",
     )
     trial.limit(
         "readers are affected too, since 3.7: records written with acks=1 below the minimum become"
@@ -462,6 +457,12 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         f"{readable['1']} of {stored['1']} readable immediately, all of them later",
         on=Dependence.RELEASE,
     )
+
+
+def _kills_with(acknowledged: Sequence[int], count: int) -> str:
+    """Return after how many kills every record was acknowledged."""
+    every = sum(one == count for one in acknowledged)
+    return f"all acknowledged after {bounds.describe(every, len(acknowledged), 'kill')}"
 
 
 def _send_from(
@@ -523,7 +524,7 @@ def exit_without_flush(trial: Trial) -> None:
     count = trial.scaled(2_000, 5_000)
     missing: dict[tuple[Library, bool], list[Anomalies]] = defaultdict(list)
     lost_acknowledged = 0
-    for number in trial.rounds(1, 5):
+    for number in trial.rounds(1, 30):
         scenarios = {
             (library, flushes): trial.scenario(
                 f"{library}, {'with' if flushes else 'without'} flush, round {number + 1}"
@@ -567,11 +568,12 @@ def exit_without_flush(trial: Trial) -> None:
             for library in senders.CLIENTS
         },
     )
-    flushed = [sums[library, True] for library in senders.CLIENTS]
+    flushed = [one for library in senders.CLIENTS for one in missing[library, True]]
     trial.control(
         "with a flush, no record is missing",
-        not any(counted for counted, _ in flushed),
-        f"{sum(counted for counted, _ in flushed)} of {sum(of for _, of in flushed):,}",
+        not any(flushed),
+        f"{sum(one.count for one in flushed)} of {sum(one.of for one in flushed):,}"
+        f" ({_describe_exits(flushed)})",
     )
     trial.control(
         "all acknowledged records are there",
@@ -582,9 +584,14 @@ def exit_without_flush(trial: Trial) -> None:
         trial.statement(
             "without a flush, some records are missing",
             sums[library, False][0] > 0,
-            "{:,} of {:,}".format(*sums[library, False]),
+            f"{sums[library, False][0]:,} of {sums[library, False][1]:,}"
+            f" ({_describe_exits(missing[library, False])})",
             client=library,
         )
+
+
+def _describe_exits(found: Sequence[Anomalies]) -> str:
+    return bounds.describe(sum(map(bool, found)), len(found), "exit")
 
 
 def _run_and_read(scenario: Scenario, plan: Publishing) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from instep import errors
@@ -11,10 +11,11 @@ from instep.kafka import layout, offsets
 from instep.kafka.admin import admin_extras
 from instep.waiting import wait_until
 from instep_lab import checkers, history
+from instep_lab.checkers import Record
 from instep_lab.clients import bulk
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Measured, Measuring, Publishing
-from instep_lab.history import OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial
 
 FOREVER = 1_000_000
@@ -147,6 +148,49 @@ def misplaced(scenario: Scenario, before_fault: Ends, *, repeats_allowed: bool =
         repeats = len(found) > len(distinct) and not repeats_allowed
         wrong += repeats or distinct != list(range(len(distinct)))
     return wrong
+
+
+def cuts_with_repeats(operations: Iterable[ClientOperation], marks: Sequence[Ends]) -> int:
+    """Return after how many cuts a record is in the log again.
+
+    `marks` says how far the log went: before the first fault, and before each cut.
+    """
+    seen: set[Record] = set()
+    again: list[ClientOperation] = []
+    for one in _in_log(operations):
+        if one.record in seen:
+            again.append(one)
+        seen.add(one.record)
+    return len({_cuts_before(one, marks) for one in again} - {0})
+
+
+def cuts_with_gaps(operations: Sequence[ClientOperation], marks: Sequence[Ends]) -> int:
+    """Return after how many cuts a record that was sent is not in the log.
+
+    It was on its way at the last cut before the next record of its key.
+    """
+    stored: dict[str | None, dict[int, ClientOperation]] = defaultdict(dict)
+    for one in _in_log(operations):
+        stored[one.key].setdefault(one.number or 0, one)
+    cuts = set()
+    for sent in history.of(operations, OperationKind.SEND, None):
+        of_key, number = stored[sent.key], sent.number or 0
+        if number not in of_key:
+            later = [of_key[other] for other in of_key if other > number]
+            following = min(later, key=lambda one: one.number or 0, default=None)
+            cuts.add(len(marks) - 1 if following is None else _cuts_before(following, marks))
+    return len(cuts - {0})
+
+
+def _in_log(operations: Iterable[ClientOperation]) -> list[ClientOperation]:
+    """Return what the reader of a whole topic found, in the order of the log."""
+    reads = history.of(operations, OperationKind.READ, group="reader")
+    return sorted(reads, key=lambda one: (one.partition or 0, one.offset or 0))
+
+
+def _cuts_before(one: ClientOperation, marks: Sequence[Ends]) -> int:
+    """Return how many cuts there were before a record was written."""
+    return sum((one.offset or 0) >= mark.get(one.partition or 0, 0) for mark in marks[1:])
 
 
 def control_senders(trial: Trial, wrong: int, records: int) -> None:

@@ -231,11 +231,11 @@ def page_cache_lost_with_the_machine(trial: Trial) -> None:
         not wrong,
         ", ".join(wrong) or f"a synced and an unsynced file on the disk, {len(cuts)} times",
     )
-    killed = [sum(bool(one[kind.title]) for one in kills) for kind in kinds]
+    losing = sum(any(one.values()) for one in kills)
     trial.control(
         "kill -9 of the broker alone loses none of them",
-        not any(killed),
-        bounds.describe(sum(killed), len(kills) * len(kinds), "topic"),
+        not losing,
+        f"{bounds.describe(losing, len(kills), 'kill')}, in any of {len(kinds)} topics",
     )
     trial.statement(statement, _lost_in_all(cuts, PLAIN), _evidence(cuts, PLAIN))
     trial.limit(
@@ -312,57 +312,77 @@ def flush_by_count_and_interval(trial: Trial) -> None:
         defaults = configs.of_brokers(machines.two.cluster.kafka, [2])[2]
         names = ("log.flush.interval.messages", "log.flush.interval.ms", SCHEDULER)
         values = {name: defaults[name].value for name in names}
-        without = machines.outage(kinds, "defaults", cut=True, wait_s=2.0, then={SCHEDULER: "100"})
-        with_task = machines.outage(kinds, f"{SCHEDULER}=100", cut=True, wait_s=2.0)
+        without, with_task = (
+            _cut_often(trial, machines, kinds, "defaults", then={SCHEDULER: "100"}),
+            _cut_often(trial, machines, kinds, f"{SCHEDULER}=100"),
+        )
         wrong = machines.probes_wrong
     trial.table(
         "Records lost by a power cut, two seconds after the last one",
         ["topic", "default settings of the broker", f"{SCHEDULER}=100"],
-        [
-            [
-                kind.title,
-                f"{without[kind.title].count} of {without[kind.title].of}",
-                f"{with_task[kind.title].count} of {with_task[kind.title].of}",
-            ]
-            for kind in kinds
-        ],
+        [[kind.title, _evidence(without, kind), _evidence(with_task, kind)] for kind in kinds],
     )
     trial.control(
         "the power cut loses what was not synced, and only that",
         not wrong,
-        ", ".join(wrong) or "a synced and an unsynced file on the disk, twice",
+        ", ".join(wrong) or f"a synced and an unsynced file on the disk, {2 * len(without)} times",
     )
-    lost = without[PLAIN.title]
     trial.statement(
         by_default,
-        not lost,
-        f"{lost.count} of {lost.of} records lost;"
+        not any(one[PLAIN.title] for one in without),
+        f"{_evidence(without, PLAIN)};"
         f" {', '.join(f'{name}={value}' for name, value in values.items())}",
     )
-    counted = without[by_count.title]
+    counted = [one[by_count.title] for one in without]
     trial.statement(
         f"flush.messages={FLUSHED_EVERY} writes them after that many",
-        counted.count < FLUSHED_EVERY and counted.of > FLUSHED_EVERY,
-        f"{counted.count} of {counted.of} lost",
+        all(one.count < FLUSHED_EVERY < one.of for one in counted),
+        f"at most {max(one.count for one in counted)} of {max(one.of for one in counted)} lost;"
+        f" {_evidence(without, by_count)}",
     )
-    timed = with_task[by_time.title]
     trial.statement(
         f"flush.ms=200 writes them, with {SCHEDULER}=100 on the broker",
-        not timed,
-        f"{timed.count} of {timed.of} lost after 2 s",
+        not any(one[by_time.title] for one in with_task),
+        f"{_evidence(with_task, by_time)}, after 2 s",
     )
-    hour = with_task[by_hour.title]
     trial.control(
         "with that task, a topic with an interval of an hour is not written",
-        hour.count == hour.of,
-        f"{hour.count} of {hour.of} lost",
+        _lost_everything(with_task, by_hour),
+        _evidence(with_task, by_hour),
     )
-    alone = without[by_time.title]
     trial.limit(
         "flush.ms alone writes nothing",
-        alone.count == alone.of,
-        f"{alone.count} of {alone.of} lost after 2 s",
+        _lost_everything(without, by_time),
+        f"{_evidence(without, by_time)}, after 2 s",
     )
+
+
+def _cut_often(
+    trial: Trial,
+    machines: Machines,
+    kinds: Sequence[StoredTopic],
+    name: str,
+    then: Mapping[str, str] | None = None,
+) -> list[dict[str, Anomalies]]:
+    """Cut the power two seconds after the last record, several times.
+
+    `then` has properties for the start of the broker after the last cut.
+    """
+    cuts = trial.scaled(1, 30)
+    return [
+        machines.outage(
+            kinds,
+            f"{name}, {number}",
+            cut=True,
+            wait_s=2.0,
+            then=then if number == cuts else None,
+        )
+        for number in range(1, cuts + 1)
+    ]
+
+
+def _lost_everything(found: Sequence[Mapping[str, Anomalies]], kind: StoredTopic) -> bool:
+    return all(one[kind.title].count == one[kind.title].of for one in found)
 
 
 @experiment(

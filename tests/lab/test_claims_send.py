@@ -16,6 +16,7 @@ from instep_lab.clients import bulk, defaults, publishing
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import DeliveryMode, Measuring, Variant
 from instep_lab.cluster_pool import ClusterPool
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Trial
 from instep_lab.verdict import ClaimVerdict, PartOutcome
 from tests.lab.conftest import Settle
@@ -75,6 +76,41 @@ def test_a_difference_is_clear_only_beyond_chance() -> None:
     assert senders.clearly_more(0.1, 1.0) is False
     assert senders.clearly_more(1.7, 1.0) is None
     assert senders.clearly_more(1.3, 1.0, 1.0, 1.25) is True
+
+
+def in_log(number: int, offset: int, key: str = "k1") -> ClientOperation:
+    return ClientOperation(
+        kind=OperationKind.READ, group="reader", key=key, number=number, partition=0, offset=offset
+    )
+
+
+def sent(number: int, key: str = "k1") -> ClientOperation:
+    return ClientOperation(kind=OperationKind.SEND, key=key, number=number)
+
+
+MARKS = [{0: 2}, {0: 4}, {0: 8}]  # before the first fault, and before each of two cuts
+
+
+def test_records_that_are_repeated_after_one_cut_count_once() -> None:
+    log = [in_log(number, number) for number in range(4)]
+    again = [in_log(2, 4), in_log(3, 5)]
+    assert senders.cuts_with_repeats(log, MARKS) == 0
+    assert senders.cuts_with_repeats([*log, *again], MARKS) == 1
+    assert senders.cuts_with_repeats([*log, *again, in_log(3, 9)], MARKS) == 2
+    before_any_cut = [in_log(0, 0), in_log(0, 1)]
+    assert senders.cuts_with_repeats(before_any_cut, MARKS) == 0
+
+
+def test_records_that_are_missing_after_one_cut_count_once() -> None:
+    sends = [sent(number) for number in range(8)]
+    complete = [in_log(number, number) for number in range(8)]
+    assert senders.cuts_with_gaps([*sends, *complete], MARKS) == 0
+    one_cut = [in_log(0, 0), in_log(1, 1), *(in_log(number, number) for number in range(4, 8))]
+    assert senders.cuts_with_gaps([*sends, *one_cut], MARKS) == 1
+    at_the_end = [in_log(number, number) for number in range(6)]
+    assert senders.cuts_with_gaps([*sends, *at_the_end], MARKS) == 1
+    both = [in_log(0, 0), in_log(4, 4), in_log(5, 5)]
+    assert senders.cuts_with_gaps([*sends, *both], MARKS) == 2
 
 
 def test_a_spread_is_even_if_no_partition_has_far_more_or_less_than_its_share() -> None:
