@@ -8,6 +8,7 @@
     reordered   read from a partition after a higher offset, within one assignment
     unsent      read, but sent by no client: the trial itself is broken
     aborted     read, although its transaction was aborted
+    unread      acknowledged, but not read by a group
     pauses      times in which a group read nothing while others sent
 
 An unknown outcome is never taken for an answer: a record whose send was not answered is neither
@@ -16,6 +17,7 @@ lost if it is missing nor an error if it is there.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from instep_lab import history
 from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 
 EXAMPLES_MAX = 10
+UNSORTED = "unsorted"
 
 Record = tuple[str | None, int | None]
 
@@ -142,7 +145,7 @@ def unsorted(
         if position[one.record] < highest:
             late.append(one.record)
         highest = max(highest, position[one.record])
-    return _anomalies("unsorted", late, count)
+    return _anomalies(UNSORTED, late, count)
 
 
 def reordered(operations: Sequence[ClientOperation], group: str | None = None) -> Anomalies:
@@ -212,6 +215,17 @@ def shares(operations: Sequence[ClientOperation], group: str) -> dict[str, int]:
     for one in history.of(operations, OperationKind.READ, group=group):
         counts[one.member] += 1
     return dict(counts)
+
+
+def unread(operations: Sequence[ClientOperation], group: str, first: int = 0) -> Anomalies:
+    """Find acknowledged records, from this number on, that a group has not read."""
+    recent = [
+        one
+        for one in operations
+        if one.kind is not OperationKind.SEND or (one.number or 0) >= first
+    ]
+    found = lost(recent, group, by=OperationKind.READ)
+    return dataclasses.replace(found, anomaly="unread")
 
 
 def _anomalies(anomaly: str, records: Sequence[Record], of: int) -> Anomalies:

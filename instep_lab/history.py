@@ -190,42 +190,82 @@ def of(
             yield operation
 
 
-def around(history: Sequence[ClientOperation], record: str, neighbours: int = 5) -> list[str]:
+def around(
+    history: Sequence[ClientOperation],
+    record: str,
+    neighbours: int = 5,
+    *,
+    any_key: bool = False,
+) -> list[str]:
     """Return what happened to a record, with the operations before and after it, as lines.
 
     `record` is a key and a number, such as k3#17. The neighbours are operations of the same kind
-    by the same client on the same key, or on the same partition if the record has no other.
+    by the same client on the same key, or on any key.
     """
-    mine = [
-        index
-        for index, one in enumerate(history)
-        if one.key and f"{one.key}#{one.number}" == record
-    ]
+    mine = _of_record(history, record)
     if not mine:
         return []
     last = history[mine[-1]]
     alike = [
         index
         for index, one in enumerate(history)
-        if (one.kind, one.group, one.member, one.key)
-        == (last.kind, last.group, last.member, last.key)
+        if (one.kind, one.group, one.member) == (last.kind, last.group, last.member)
+        and (any_key or one.key == last.key)
     ]
     place = alike.index(mine[-1])
     near = alike[max(0, place - neighbours) : place + neighbours + 1]
+    return _lines(history, {*mine, *near}, in_topic=any_key)
+
+
+def around_unread(
+    history: Sequence[ClientOperation], record: str, group: str, neighbours: int = 5
+) -> list[str]:
+    """Return how a record was sent, and what a group that did not read it did around that time.
+
+    These are the group's operations on the partition of the record, and those on no partition.
+    """
+    mine = _of_record(history, record)
+    if not mine:
+        return []
+    partition = history[mine[0]].partition
+    of_group = [
+        index
+        for index, one in enumerate(history)
+        if one.group == group and one.partition in (None, partition)
+    ]
+    before = [index for index in of_group if index < mine[0]]
+    after = [index for index in of_group if index > mine[0]]
+    return _lines(history, {mine[0], *before[-neighbours:], *after[:neighbours]})
+
+
+def _of_record(history: Sequence[ClientOperation], record: str) -> list[int]:
+    return [
+        index
+        for index, one in enumerate(history)
+        if one.key and f"{one.key}#{one.number}" == record
+    ]
+
+
+def _lines(
+    history: Sequence[ClientOperation], indexes: Iterable[int], *, in_topic: bool = False
+) -> list[str]:
     began = history[0].at_ns
-    return [_line(history[index], began) for index in sorted({*mine, *near})]
+    return [_line(history[index], began, in_topic=in_topic) for index in sorted(indexes)]
 
 
-def _line(one: ClientOperation, began_ns: int) -> str:
+def _line(one: ClientOperation, began_ns: int, *, in_topic: bool) -> str:
+    """Return an operation as a line; `in_topic` adds the place in the order of the sender."""
     where = "" if one.partition is None else f"partition {one.partition}"
     if one.offset is not None and one.offset >= 0:
         where += f" offset {one.offset}"
+    if in_topic and one.sequence is not None:
+        where += f" sent as number {one.sequence}"
     words = (
         f"{(one.at_ns - began_ns) / 1e9:9.4f} s",
         "/".join(name for name in (one.group, one.member) if name),
         str(one.kind),
         str(one.outcome),
-        f"{one.key}#{one.number}",
+        f"{one.key}#{one.number}" if one.key else "",
         where,
         one.note,
     )

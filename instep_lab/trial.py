@@ -776,22 +776,26 @@ class Trial:
         lines = [Series(name, list(points)) for name, points in series.items()]
         self.plots.append(Plot(title, x, y, lines, kind, log_x, log_y))
 
-    def example(self, scenario: Scenario, found: checkers.Anomalies) -> None:
+    def example(
+        self, scenario: Scenario, found: checkers.Anomalies, *, unread_by: str = ""
+    ) -> None:
         """Show the first anomaly that was found in a scenario, with the operations around it.
 
-        Only the first example of each anomaly is kept; without an anomaly this does nothing.
+        Only the first example of each anomaly is kept; without an anomaly this does nothing. A
+        record that a group did not read is shown with what the group did at that time.
         """
         if not found or not found.examples:
             return
         record = found.examples[0]
         if any(one.title.startswith(f"{found.anomaly}:") for one in self.examples):
             return
-        self.examples.append(
-            AnomalyExample(
-                f"{found.anomaly}: {record} ({scenario.name})",
-                history.around(scenario.history(), record),
-            )
-        )
+        operations = scenario.history()
+        if unread_by:
+            lines = history.around_unread(operations, record, unread_by)
+        else:
+            # the order of a whole topic shows only among the records of all keys
+            lines = history.around(operations, record, any_key=found.anomaly == checkers.UNSORTED)
+        self.examples.append(AnomalyExample(f"{found.anomaly}: {record} ({scenario.name})", lines))
 
     def show(self, title: str, lines: Sequence[str]) -> None:
         """Show an anomaly that no history has; only the first one with this title is kept."""

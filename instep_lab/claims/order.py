@@ -334,7 +334,9 @@ def key_order_in_thread_pools(trial: Trial) -> None:
             not lost,
             f"{lost.count} of {lost.of:,} missing",
         )
-        inverted[pool] = checkers.inverted(operations).count
+        late = checkers.inverted(operations)
+        trial.example(scenario, late)
+        inverted[pool] = late.count
     trial.plot(
         "Records processed after a later record of the same key",
         "pool of 8",

@@ -8,7 +8,7 @@ from functools import partial
 
 from instep.kafka import groups, topics
 from instep.report.tables import Cell
-from instep_lab import history
+from instep_lab import checkers, history
 from instep_lab.claim import experiment
 from instep_lab.claims import starting
 from instep_lab.claims.starting import PARTITIONS, Places, Reading, StartClient, shown
@@ -137,6 +137,8 @@ def _start_with_latest(trial: Trial, client: StartClient) -> LatestReading:
     committed = groups.positions(trial.cluster.kafka, away.group, topic)
     starting.send_more(trial, scenario, topic, new, first=count + new)
     again = starting.read_all(trial, scenario, starting.changed(away, member="back"))
+    skipped = checkers.unread(scenario.history(), away.group, first=count + new)
+    trial.example(scenario, skipped, unread_by=away.group)
     return LatestReading(
         published=count,
         backlog=reader.read,
@@ -380,6 +382,8 @@ def _expired_commits(trial: Trial, count: int, *, by_broker: bool) -> ExpiredCom
         )
         for reset, plan in plans.items()
     )
+    group = plans["latest"].group
+    trial.example(scenario, checkers.unread(scenario.history(), group), unread_by=group)
     return ExpiredCommits(count, count, kept, earliest, latest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -251,6 +252,39 @@ def test_the_operations_around_a_record_are_its_own_and_its_neighbours() -> None
     lines = history.around(operations, "k1#9", neighbours=2)
     assert [line.split("k1#")[1].split()[0] for line in lines] == ["9", "18", "19", "9"]
     assert lines[-1].endswith("read  ok  k1#9  partition 0 offset 19")
+
+
+def test_the_order_of_a_topic_shows_among_the_records_of_all_keys() -> None:
+    operations = [read(f"k{offset}", 0, offset) for offset in range(9)]
+    assert len(history.around(operations, "k4#0", neighbours=2)) == 1
+    lines = history.around(operations, "k4#0", neighbours=2, any_key=True)
+    assert [line.split()[5] for line in lines] == ["k2#0", "k3#0", "k4#0", "k5#0", "k6#0"]
+
+
+def test_a_record_that_a_group_did_not_read_is_shown_with_what_the_group_did() -> None:
+    def of_group(kind: OperationKind, partition: int | None) -> ClientOperation:
+        return ClientOperation(kind=kind, group="g", member="m1", partition=partition)
+
+    sent = msgspec.structs.replace(send("k1", 0), partition=1)
+    operations = [
+        of_group(OperationKind.END, None),
+        sent,
+        of_group(OperationKind.ASSIGN, 0),
+        of_group(OperationKind.ASSIGN, 1),
+    ]
+    lines = history.around_unread(operations, "k1#0", "g")
+    assert [line.split()[-4:] for line in lines] == [
+        ["s", "g/m1", "end", "ok"],
+        ["ok", "k1#0", "partition", "1"],
+        ["assign", "ok", "partition", "1"],
+    ]
+    assert history.around_unread(operations, "k9#0", "g") == []
+
+
+def test_records_that_a_group_did_not_read_are_found() -> None:
+    operations = [send("k1", 0), send("k1", 5), send("k1", 6), read("k1", 6, 2)]
+    found = checkers.unread(operations, "g", first=5)
+    assert (found.anomaly, found.count, found.examples) == ("unread", 1, ("k1#5",))
 
 
 def test_nothing_is_around_a_record_that_nobody_mentions() -> None:
