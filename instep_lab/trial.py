@@ -601,12 +601,14 @@ class Trial:
             return bulk.fill(self.cluster.connection, topic, count, size, config)
 
     @contextlib.contextmanager
-    def expect_records(self, topic: str, partitions: int, count: int) -> Iterator[None]:
+    def expect_records(
+        self, topic: str, partitions: int, count: int, cluster: LabCluster | None = None
+    ) -> Iterator[None]:
         """Compare the growth of a log in the block with the number of records that it sends.
 
         Without acknowledgements, the last records may arrive a moment later.
         """
-        kafka = self.cluster.kafka
+        kafka = (cluster or self.cluster).kafka
 
         def end() -> int:
             found = offsets.latest(kafka, topic, range(partitions), committed=False)

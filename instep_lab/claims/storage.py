@@ -311,7 +311,7 @@ def flush_by_count_and_interval(trial: Trial) -> None:
     with _machines(trial) as machines:
         defaults = configs.of_brokers(machines.two.cluster.kafka, [2])[2]
         names = ("log.flush.interval.messages", "log.flush.interval.ms", SCHEDULER)
-        values = {name: defaults[name].value for name in names}
+        values = {name: defaults[name].value or "unset" for name in names}
         without, with_task = (
             _cut_often(trial, machines, kinds, "defaults", then={SCHEDULER: "100"}),
             _cut_often(trial, machines, kinds, f"{SCHEDULER}=100"),

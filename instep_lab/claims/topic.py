@@ -1055,7 +1055,8 @@ def reads_and_writes_by_replica(trial: Trial) -> None:
         topic = trial.name("topic")
         topics.create(cluster.kafka, topic, 1, brokers=(1, 2))
         cluster.wait_in_sync(topic)
-        sent = bulk.sent_by_broker(connection, topic, count, size)
+        with trial.expect_records(topic, 1, count, cluster):
+            sent = bulk.sent_by_broker(connection, topic, count, size)
         read = {
             rack: bulk.received_by_broker(
                 connection, topic, count, size, {"client.rack": rack} if rack else {}

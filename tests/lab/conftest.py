@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from instep_lab import claims, lab, store
+from instep_lab import claims, integrity, lab, store
 from instep_lab.claim import ClaimResult, Tier
 from instep_lab.cluster_pool import ClusterPool
+from instep_lab.verdict import ClaimVerdict, Role
 
 Settle = Callable[..., ClaimResult]
 
@@ -22,11 +23,15 @@ def pool() -> Iterator[ClusterPool]:
 
 @pytest.fixture
 def settle(pool: ClusterPool, tmp_path: Path) -> Settle:
-    """Settle one claim on the shared brokers."""
+    """Settle one claim on the shared brokers; its records must have been checked."""
 
     def run(claim: str, *, tier: Tier = Tier.QUICK, seed: int = 1) -> ClaimResult:
         run = lab.prepare(claims.ALL, [claim], tier=tier, seed=seed, into=tmp_path)
         lab.Lab(run, claims.ALL, say=lambda _: None).run_on(pool)
-        return store.read_results(run)[claim]
+        result = store.read_results(run)[claim]
+        if result.verdict is not ClaimVerdict.INCONCLUSIVE:
+            controls = [one.statement for one in result.parts if one.role is Role.CONTROL]
+            assert integrity.is_checked(claim, controls), controls
+        return result
 
     return run

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from instep.vet import rules
-from instep_lab import claims, sources
+from instep_lab import claims, integrity, sources
 from instep_lab.report import __main__ as maintaining
 from instep_lab.report import archive, contents
 from instep_lab.report import markdown as page_markdown
 from instep_lab.report.contents import LabReport
+from instep_lab.verdict import Role
 from scripts import docs_site
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -100,6 +101,25 @@ def test_the_published_run_has_the_texts_of_the_code(published: LabReport) -> No
             text = getattr(claim.texts, name)
             assert text, f"{id_} has no {name}"
             assert getattr(section.texts, name) == text, f"{id_}: {name} differs from the page"
+
+
+def test_every_published_verdict_rests_on_records_that_were_checked(published: LabReport) -> None:
+    unchecked = [
+        section.id
+        for section in published.sections
+        if section.result
+        and not integrity.is_checked(
+            section.id, [one.statement for one in section.result.parts if one.role is Role.CONTROL]
+        )
+    ]
+    assert unchecked == []
+
+
+def test_the_claims_that_check_no_records_exist_and_their_reasons_are_documented() -> None:
+    assert integrity.UNCHECKED.keys() <= claims.ALL.keys()
+    text = DOCS.joinpath("lab", "index.md").read_text(encoding="utf-8")
+    for id_ in integrity.UNCHECKED:
+        assert id_ in text, id_
 
 
 def test_sources_have_unique_addresses_and_every_claim_names_known_ones() -> None:
