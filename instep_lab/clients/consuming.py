@@ -112,8 +112,9 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     What is kept in a topic goes to `output`, by a producer with this `transactional_id`. The work
     takes `work_ms` per record on average, plus `batch_ms` per batch. `also` names further topics to
     subscribe to. A partition without a start offset ends the reading unless `continue_after_error`
-    is set. With `sampled`, the history has only the first and the last operation of each kind,
-    for measurements.
+    is set. With `commits_position`, synchronous commits name no offsets: the library commits those
+    of everything that it has handed out. With `sampled`, the history has only the first and the
+    last operation of each kind, for measurements.
     """
 
     topic: str
@@ -144,6 +145,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     output: str = ""
     transactional_id: str = ""
     continue_after_error: bool = False
+    commits_position: bool = False
     sampled: bool = False
 
     @property
@@ -152,6 +154,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
         return (
             self.commit in (CommitMode.SYNC, CommitMode.ASYNC, CommitMode.COMBINED)
             and self.pool is Pool.NONE
+            and not self.commits_position
             and self.library is not Library.SHARE
         )
 
@@ -476,7 +479,10 @@ class _Reader:
             return
         began = time.monotonic_ns()
         try:
-            if synchronous:
+            if synchronous and self._plan.commits_position:
+                offsets = self._consumer.commit(asynchronous=False) or []
+                outcome, note = OperationStatus.OK, "sync"
+            elif synchronous:
                 self._consumer.commit(offsets=offsets, asynchronous=False)
                 outcome, note = OperationStatus.OK, "sync"
             else:

@@ -10,21 +10,27 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
 from instep.kafka import topics
 from instep.local.proxy import NetworkFault, Proxy
 from instep_lab import trial, workload
-from instep_lab.clients import consuming, publishing, table
+from instep_lab.clients import __main__ as clients_main
+from instep_lab.clients import bulk, consuming, publishing, table
 from instep_lab.clients.__main__ import main
+from instep_lab.cluster_pool import LabCluster
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 VARIABLE = "INSTEP_TEST_LAB_BUG"
 RATE = 37
+BROKEN = (
+    *("sender", "bulk", "consumer", "java", "pool", "table"),
+    *("proxy", "broker", "disk", "topic", "history"),
+)
 
 Patch = Callable[[object, str, object], None]
 Bug = Callable[[Patch], None]
@@ -103,6 +109,29 @@ def sender_reports_other_offsets(patch: Patch) -> None:
 def sender_ignores_errors(patch: Patch) -> None:
     """Record every failed send as acknowledged."""
     patch(publishing, "outcome_of", lambda _error: OperationStatus.OK)
+
+
+def sender_does_not_die(patch: Patch) -> None:
+    """Survive the record after which the plan has it die."""
+    publish = publishing.publish
+
+    def broken(plan: publishing.Publishing, *rest: Any) -> None:
+        publish(msgspec.structs.replace(plan, dies_after=None), *rest)
+
+    patch(publishing, "publish", broken)
+    patch(clients_main, "publish", broken)
+
+
+def bulk_sender_drops(patch: Patch) -> None:
+    """Report records as sent that are never sent, where rates are measured."""
+    hits = Rarely()
+
+    class Broken(Producer):
+        def produce(self, *args: Any, **rest: Any) -> None:
+            if not hits():
+                super().produce(*args, **rest)
+
+    patch(bulk, "Producer", Broken)
 
 
 def sender_loses_keys(patch: Patch) -> None:
@@ -291,6 +320,54 @@ def pool_ignores_keys(patch: Patch) -> None:
     patch(consuming._Workers, "submit", broken)
 
 
+# --- the Java client ------------------------------------------------------------------------------
+
+
+def _java_bug(patch: Patch, name: str) -> None:
+    """Let the lab's Java clients have a bug, which is built into them."""
+    java_connection = LabCluster.java_connection
+
+    def broken(self: LabCluster, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**java_connection(self, config), "lab.bug": name}
+
+    patch(LabCluster, "java_connection", broken)
+
+
+def java_drops(patch: Patch) -> None:
+    """Report a record as sent that is never sent."""
+    _java_bug(patch, "drop")
+
+
+def java_repeats(patch: Patch) -> None:
+    """Send a record twice and report it once."""
+    _java_bug(patch, "repeat")
+
+
+def java_swaps(patch: Patch) -> None:
+    """Send a record after the next one of its key."""
+    _java_bug(patch, "swap")
+
+
+def java_skips(patch: Patch) -> None:
+    """Pass over a record."""
+    _java_bug(patch, "skip")
+
+
+def java_does_not_work(patch: Patch) -> None:
+    """Read a record and do not work on it."""
+    _java_bug(patch, "no work")
+
+
+def java_commits_too_far(patch: Patch) -> None:
+    """Commit the offset after the next record."""
+    _java_bug(patch, "commit too far")
+
+
+def java_does_not_die(patch: Patch) -> None:
+    """Survive the point at which the plan has it die."""
+    _java_bug(patch, "no death")
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 
@@ -408,9 +485,7 @@ def _change_history(
 ALL: dict[str, Bug] = {
     name: function
     for name, function in list(globals().items())
-    if name.partition("_")[0]
-    in ("sender", "consumer", "pool", "table", "proxy", "broker", "disk", "topic", "history")
-    and callable(function)
+    if name.partition("_")[0] in BROKEN and callable(function)
 }
 
 

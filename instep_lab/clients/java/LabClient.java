@@ -67,6 +67,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  */
 public final class LabClient {
   private static final ObjectMapper JSON = new ObjectMapper();
+  private static final String BUG = "lab.bug";
 
   /** Tells a client to end in an orderly way. */
   private static final class Stop {
@@ -179,7 +180,29 @@ public final class LabClient {
               });
     }
     properties.put("client.id", plan.get("member").asText());
+    properties.remove(BUG);
     return properties;
+  }
+
+  /** A bug that the tests of the lab put into this client, to check that the lab notices it. */
+  private static final class SeededBug {
+    private static final int RATE = 37;
+
+    private final String name;
+    private int calls;
+
+    SeededBug(JsonNode connection) {
+      name = connection.path(BUG).asText("");
+    }
+
+    boolean is(String bug) {
+      return name.equals(bug);
+    }
+
+    /** Return whether this is the bug, and it shows this time. */
+    boolean hits(String bug) {
+      return is(bug) && ++calls % RATE == 0;
+    }
   }
 
   /**
@@ -250,6 +273,8 @@ public final class LabClient {
     private final boolean transactional;
     private final String id = UUID.randomUUID().toString().substring(0, 8);
     private final Map<String, Integer> open = new ConcurrentHashMap<>();
+    private final SeededBug bug;
+    private final Map<String, Integer> heldBack = new LinkedHashMap<>();
     private int handedOver;
     private double retries;
     private int transactions;
@@ -259,6 +284,7 @@ public final class LabClient {
       this.plan = plan;
       this.history = history;
       this.stop = stop;
+      bug = new SeededBug(connection);
       Map<String, String> defaults =
           Map.of(
               "key.serializer", ByteArraySerializer.class.getName(),
@@ -302,10 +328,11 @@ public final class LabClient {
           producer.flush();
           began = System.nanoTime();
         }
-        if (plan.path("dies_after").asInt(-1) == number + 1) {
+        if (plan.path("dies_after").asInt(-1) == number + 1 && !bug.is("no death")) {
           die();
         }
       }
+      heldBack.forEach(this::send);
       if (inTransaction > 0) {
         endTransaction();
       }
@@ -334,14 +361,28 @@ public final class LabClient {
     }
 
     private void send() {
-      if (transactional && inTransaction == 0) {
-        producer.beginTransaction();
-        transactions++;
-      }
       int keyNumber = plan.path("first_key").asInt(0) + random.nextInt(plan.get("keys").asInt());
       String key = "k" + keyNumber;
       int number = numbers.getOrDefault(key, plan.get("first").asInt());
       numbers.put(key, number + 1);
+      if (bug.hits("drop")) {
+        note(key, number, "ok", "");
+      } else if (bug.hits("swap") && !heldBack.containsKey(key)) {
+        heldBack.put(key, number);
+      } else {
+        send(key, number);
+        Integer earlier = heldBack.remove(key);
+        if (earlier != null) {
+          send(key, earlier);
+        }
+      }
+    }
+
+    private void send(String key, int number) {
+      if (transactional && inTransaction == 0) {
+        producer.beginTransaction();
+        transactions++;
+      }
       ProducerRecord<byte[], byte[]> record =
           new ProducerRecord<>(
               plan.get("topic").asText(),
@@ -364,6 +405,9 @@ public final class LabClient {
           forget ? null : (metadata, failure) -> delivered(key, number, began, metadata, failure);
       try {
         Future<RecordMetadata> answer = producer.send(record, callback);
+        if (bug.hits("repeat")) {
+          producer.send(record);
+        }
         long took = System.nanoTime() - began;
         if (took > BLOCKED_NS) {
           history.note(history.operation("fault", "ok").put("took_ns", took).put("note", BLOCKED));
@@ -641,6 +685,7 @@ public final class LabClient {
     private final Set<TopicPartition> held = new HashSet<>();
     private final BlockingQueue<ConsumerRecord<byte[], byte[]>> pool = new LinkedBlockingQueue<>();
     private final List<Thread> threads = new ArrayList<>();
+    private final SeededBug bug;
     private volatile boolean poolEnds;
     private int done;
     private int read;
@@ -650,6 +695,7 @@ public final class LabClient {
       this.plan = plan;
       this.history = history;
       this.stop = stop;
+      bug = new SeededBug(connection);
       topic = plan.get("topic").asText();
       commit = plan.get("commit").asText();
       Map<String, String> defaults = new HashMap<>();
@@ -751,6 +797,7 @@ public final class LabClient {
     }
 
     private void handle(List<ConsumerRecord<byte[], byte[]>> batch) throws InterruptedException {
+      batch.removeIf(record -> bug.hits("skip"));
       for (ConsumerRecord<byte[], byte[]> record : batch) {
         note("read", record);
         read++;
@@ -790,7 +837,9 @@ public final class LabClient {
         Random random = new Random(31L * record.partition() + record.offset());
         TimeUnit.NANOSECONDS.sleep((long) (random.nextDouble() * 2 * workMs * 1e6));
       }
-      note("work", record);
+      if (!bug.hits("no work")) {
+        note("work", record);
+      }
     }
 
     private void startPool() {
@@ -845,9 +894,10 @@ public final class LabClient {
 
     private void commit(boolean synchronous) {
       Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+      long next = bug.is("commit too far") ? 2 : 1;
       last.forEach(
           (number, offset) ->
-              offsets.put(new TopicPartition(topic, number), new OffsetAndMetadata(offset + 1)));
+              offsets.put(new TopicPartition(topic, number), new OffsetAndMetadata(offset + next)));
       if (offsets.isEmpty()) {
         return;
       }
@@ -868,7 +918,12 @@ public final class LabClient {
         return;
       }
       try {
-        consumer.commitSync(offsets);
+        if (plan.get("commits_position").asBoolean()) {
+          consumer.commitSync();
+          offsets.replaceAll((part, marked) -> new OffsetAndMetadata(consumer.position(part)));
+        } else {
+          consumer.commitSync(offsets);
+        }
         offsets.forEach((part, offset) -> noteCommit(part, offset, "ok", "sync", began));
       } catch (KafkaException failure) {
         offsets.forEach((part, offset) -> noteCommit(part, offset, "fail", name(failure), began));
@@ -895,7 +950,9 @@ public final class LabClient {
     }
 
     private void dieIf(String point, int number) {
-      if (plan.path("dies_at").asText("").equals(point) && number >= plan.get("dies_on").asInt()) {
+      if (plan.path("dies_at").asText("").equals(point)
+          && number >= plan.get("dies_on").asInt()
+          && !bug.is("no death")) {
         die();
       }
     }
