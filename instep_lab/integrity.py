@@ -45,6 +45,7 @@ UNCHECKED = {
     "storage-4": "it counts the folders of topics without records",
     "queue-1": "a control of its own says that every measured message arrived exactly once",
     "queue-2": "a control of its own says that every measured message arrived exactly once",
+    "queue-4": "a control of its own says that every measured message arrived exactly once",
 }
 SYNCHRONOUS = "sync"  # the note of a synchronous commit
 _PLACED = (OperationKind.WORK, OperationKind.COMMIT)

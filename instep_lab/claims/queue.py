@@ -26,6 +26,7 @@ from instep_lab.trial import Scenario, Trial
 
 MEASURED_FILE = "queues.json"
 LIST, CLASSIC, ZERO = "redis-list", "rabbitmq-classic", "zeromq"
+KAFKA, ACTIVE = "kafka", "activemq"
 SMALL = (100, 1_000)
 LARGE = (100_000, 1_000_000)
 MUCH_FASTER = 3.0
@@ -219,6 +220,52 @@ def zeromq_rate_and_loss(trial: Trial) -> None:
         not lossy,
         ", ".join(lossy) or f"{len(losses) // 2} combinations of system and durability",
     )
+    _control(trial, measured)
+
+
+@experiment(
+    "queue-4",
+    statement="Kafka is lightweight: it handles more messages per second than ActiveMQ",
+    method=(
+        "The same measurement as for queue-1: the time to enqueue and dequeue. The best rounds are "
+        f"compared. {PYTHON}"
+    ),
+    advice=(
+        "Expect Kafka to handle far more messages, and ask what else you need: ActiveMQ delivers "
+        f"single messages, with priorities, selectors and delays. {NOT_THE_SPEED}"
+    ),
+    why=(
+        "Kafka's clients send and fetch batches, and the broker appends a batch to a file without "
+        "looking at its messages. ActiveMQ receives, stores, delivers and acknowledges each "
+        "message on its own; in durable use it also syncs to disk."
+    ),
+    scope=(
+        f"ActiveMQ Classic over STOMP with stomp.py: its Java client over OpenWire is faster. "
+        f"{SCOPE}"
+    ),
+    sources=SOURCES,
+    harmless=False,
+    alone=True,
+)
+def activemq_rate(trial: Trial) -> None:
+    measured = _measure(trial)
+    _show(trial, measured, "Enqueue and dequeue", lambda cell: cell.through)
+    missing = measured.missing.get(ACTIVE)
+    for durable, mode in MODES.items():
+        statement = f"{mode}, Kafka handles more messages of every size"
+        if missing:
+            trial.statement(statement, None, missing)
+            continue
+        ratios = {
+            size: measured.cells[KAFKA, durable, size].through.highest
+            / measured.cells[ACTIVE, durable, size].through.highest
+            for size in measuring.COUNTS
+        }
+        trial.statement(
+            statement,
+            _all(ratios, ratios, lambda ratio: senders.clearly_more(ratio, 1.0, 1.0, LEAD)),
+            ", ".join(f"{ratio:.1f} times at {_size(size)}" for size, ratio in ratios.items()),
+        )
     _control(trial, measured)
 
 

@@ -30,6 +30,7 @@ MAX_POLL_NOTE = "max.poll.interval.ms is 2 s here, 5 minutes by default."
 NEVER_MS = 600_000  # an interval of automatic commits that no experiment reaches
 INTERVAL_MS = 200  # between automatic commits
 ABSENT_S = 12.0
+COMMITTED_WITHIN = 5  # records, a part of a batch
 JOINING = "PreparingRebalance"
 
 
@@ -139,19 +140,26 @@ def _commit_after(scenario: Scenario) -> ClientOperation | None:
 
 @experiment(
     "commit-12",
-    statement="A synchronous commit that fails raises an error",
+    statement=(
+        "A synchronous commit commits the offsets of the last poll, and raises an error when it "
+        "fails"
+    ),
     method=(
         "With the Java client and with librdkafka: a member hangs within a batch for longer than "
         "max.poll.interval.ms. Another member takes its partition, does all the work and commits. "
-        "The first member then finishes its batch and commits synchronously."
+        "The first member then finishes its batch and commits synchronously. In another group, a "
+        "consumer commits synchronously and without naming offsets after 5 records of a batch."
     ),
     advice=(
         "Catch the error, and do not retry: the partition belongs to another member, which has "
-        "reprocessed the records or will do so."
+        "reprocessed the records or will do so. Within a batch, name the offsets that you commit "
+        "(commit-7): without them, records are committed that were not processed yet."
     ),
     why=(
         "A commit carries the member's id and the group's generation. The coordinator rejects a "
-        "commit of a member that is no longer in the group, and the client raises what it got."
+        "commit of a member that is no longer in the group, and the client raises what it got. "
+        "Without offsets, a client commits its own position: the next record that poll would "
+        "return, whatever the program has done with those that it has."
     ),
     scope=(
         "Java client and librdkafka, with the classic protocol; with the consumer protocol the "
@@ -176,6 +184,9 @@ def failing_synchronous_commit(trial: Trial) -> None:
         )
         for library in CLIENTS:
             found[library].append(results[library])
+    positions = trial.together(
+        {str(library): partial(_commit_position, trial, library) for library in CLIENTS}
+    )
     for library, each in found.items():
         errors_ = sorted({one.commit_after.note for one in each if one.commit_after})
         trial.control(
@@ -192,12 +203,47 @@ def failing_synchronous_commit(trial: Trial) -> None:
             one.commit_after is not None and one.commit_after.outcome is OperationStatus.FAIL
             for one in each
         ]
+        first = positions[str(library)]
+        trial.statement(
+            "a synchronous commit without offsets covers everything that poll returned",
+            first.stored == first.read > first.worked,
+            f"position {first.stored} after {first.read} records were read and {first.worked}"
+            " processed",
+            client=library,
+        )
         trial.statement(
             "a synchronous commit after the partition was taken away raises an error",
             all(failed),
             f"{', '.join(errors_)}, after {bounds.describe(sum(failed), len(failed), 'hang')}",
             client=library,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCommit:
+    """What a consumer had read and processed at its first commit, and what the broker stored."""
+
+    read: int
+    worked: int
+    stored: int
+
+
+def _commit_position(trial: Trial, library: Library) -> FirstCommit:
+    """Commit within a batch, without naming offsets."""
+    scenario = trial.scenario(f"{library}, commit without offsets")
+    plan: Consuming = crashes.plan(
+        trial, library=library, commit_every=COMMITTED_WITHIN, commits_position=True
+    )
+    crashes.publish(trial, scenario, plan.topic)
+    scenario.consume(msgspec.structs.replace(plan, member=FIRST))
+    operations = scenario.history()
+    at = next(index for index, one in enumerate(operations) if one.kind is OperationKind.COMMIT)
+    read, worked = (
+        sum(1 for _ in history.of(operations[:at], kind))
+        for kind in (OperationKind.READ, OperationKind.WORK)
+    )
+    stored = committed_offsets.commits(trial.cluster.connection, plan.group, plan.topic, 0)
+    return FirstCommit(read, worked, stored[0] if stored else 0)
 
 
 @experiment(

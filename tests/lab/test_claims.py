@@ -64,7 +64,7 @@ COUNTS = {
     "topic": 13,
     "storage": 5,
     "speed": 2,
-    "queue": 3,
+    "queue": 4,
 }
 
 
