@@ -21,7 +21,7 @@ from instep_lab.chooser import SettingPart
 
 if TYPE_CHECKING:
     from instep_lab.chooser import ChooserAnswers, ChooserQuestion, SettingsChoice
-    from instep_lab.claim import Claim
+    from instep_lab.claim import Claim, ClaimResult
     from instep_lab.report.contents import LabReport, Section
 
 STATEMENT_SHOWN = 72
@@ -116,6 +116,14 @@ def run_claims(
             help="Seed of the random workload. Default: 1.",
         ),
     ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Run with so many seeds, and report which verdicts differ. Default: 1.",
+        ),
+    ] = 1,
     bootstrap: Annotated[
         str | None,
         typer.Option(
@@ -135,13 +143,12 @@ def run_claims(
     """Test claims on brokers that the lab starts, or harmless claims on your cluster."""
     from instep_lab import claims, lab, store
     from instep_lab.claim import Tier
-    from instep_lab.verdict import ClaimVerdict
 
     if tier is not None and tier not in list(Tier):
         raise errors.SettingsError(f"unknown tier {tier!r}", f"the tiers are {', '.join(Tier)}")
     if run is not None and not resume:
         raise errors.SettingsError("--run names the run to resume", "add --resume, or omit --run")
-    if resume and (ids or bootstrap or into or tier or seed is not None):
+    if resume and (ids or bootstrap or into or tier or seed is not None or seeds > 1):
         raise errors.SettingsError(
             "a resumed run already has its claims, tier, seed, cluster and folder",
             "use --resume and --run without other options",
@@ -152,21 +159,37 @@ def run_claims(
         bootstrap = store.read_run(folder).cluster
     selected = lab.select_for_cluster(claims.ALL, ids or [], bootstrap)
     given = _user_cluster(bootstrap)
-    if not resume:
-        folder = lab.prepare(
-            claims.ALL,
-            ids or [],
-            tier=Tier(tier or Tier.QUICK),
-            seed=1 if seed is None else seed,
-            into=kept,
-            cluster=bootstrap,
+    if not resume and not ids and len(selected) < len(claims.ALL):
+        left_out = counted(len(claims.ALL) - len(selected), "claim")
+        output.say(
+            f"skipping {left_out} that only run on brokers started by the lab"
+            " (omit --bootstrap to test them)"
         )
-        if not ids and len(selected) < len(claims.ALL):
-            left_out = counted(len(claims.ALL) - len(selected), "claim")
-            output.say(
-                f"skipping {left_out} that only run on brokers started by the lab"
-                " (omit --bootstrap to test them)"
+    first = 1 if seed is None else seed
+    by_seed: dict[int, dict[str, ClaimResult]] = {}
+    for number in range(first, first + seeds):
+        if not resume:
+            folder = lab.prepare(
+                claims.ALL,
+                ids or [],
+                tier=Tier(tier or Tier.QUICK),
+                seed=number,
+                into=kept,
+                cluster=bootstrap,
             )
+        by_seed[number] = _test_claims(folder, given, folder if into else folder.name)
+    if seeds > 1:
+        _show_seeds(by_seed, as_json=as_json)
+        return
+    _show_results(folder, by_seed[first], as_json=as_json)
+
+
+def _test_claims(
+    folder: Path, given: tuple[settings.Kafka, str] | None, run_name: Path | str
+) -> dict[str, ClaimResult]:
+    """Test the remaining claims of a run, and show the progress."""
+    from instep_lab import claims, lab
+
     try:
         with terminal.ProgressLine(sys.stderr) as line:
 
@@ -177,13 +200,45 @@ def run_claims(
             def advance(claim: str, done: int, total: int) -> None:
                 line.update(f"testing {claim}", done, total, "claims")
 
-            results = lab.Lab(
+            return lab.Lab(
                 folder, claims.ALL, given=given, say=say, advance=advance, two_at_once=True
             ).run()
     except SystemExit:
-        run_name = folder if into else folder.name
         output.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")
         raise
+
+
+def _show_seeds(by_seed: Mapping[int, Mapping[str, ClaimResult]], *, as_json: bool) -> None:
+    """Show the claims whose verdicts differ between seeds; exit with 1 if there are any."""
+    from instep_lab import seeds
+
+    found = seeds.compare(by_seed)
+    differing = [one for one in found if not one.same]
+    if as_json:
+        output.print_json([{**dataclasses.asdict(one), "same": one.same} for one in found])
+    else:
+        for one in differing:
+            typer.echo(f"{output.cell(one.claim)}: {_by_seed(one.verdicts)}")
+            for title, outcomes in one.parts.items():
+                typer.echo(f"    {output.cell(title)}: {_by_seed(outcomes)}")
+        output.say(
+            f"{counted(len(by_seed), 'run')}: {counted(len(found) - len(differing), 'claim')} with"
+            f" the same verdict in each, {len(differing)} without"
+        )
+    if differing:
+        raise typer.Exit(1)
+
+
+def _by_seed(found: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(
+        f"{word} with seed {', '.join(map(str, numbers))}" for word, numbers in found.items()
+    )
+
+
+def _show_results(folder: Path, results: Mapping[str, ClaimResult], *, as_json: bool) -> None:
+    """Show the results of a run; exit with 1 if a verdict is INCONCLUSIVE."""
+    from instep_lab.verdict import ClaimVerdict
+
     if as_json:
         output.print_json(list(results.values()))
     else:
