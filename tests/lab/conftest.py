@@ -10,7 +10,11 @@ import pytest
 from instep_lab import claims, integrity, lab, store
 from instep_lab.claim import ClaimResult, Tier
 from instep_lab.cluster_pool import ClusterPool
+from instep_lab.report import archive, contents
+from instep_lab.report.contents import LabReport
 from instep_lab.verdict import ClaimVerdict, Role
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 Settle = Callable[..., ClaimResult]
 
@@ -35,3 +39,12 @@ def settle(pool: ClusterPool, tmp_path: Path) -> Settle:
         return result
 
     return run
+
+
+@pytest.fixture(scope="package")
+def published(tmp_path_factory: pytest.TempPathFactory) -> LabReport:
+    """Return the run that the published page quotes, from the archive beside the page."""
+    file = DOCS / "lab" / archive.NAME
+    assert file.exists(), "no run was published: python -m instep_lab.report RUN docs/lab"
+    run, kept = archive.unpack(file, tmp_path_factory.mktemp("published"))
+    return contents.gather(run, claims.ALL, kept)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from instep.vet import rules
 from instep_lab import claims, integrity, sources
 from instep_lab.report import __main__ as maintaining
-from instep_lab.report import archive, contents
+from instep_lab.report import archive
 from instep_lab.report import markdown as page_markdown
 from instep_lab.report.contents import LabReport
 from instep_lab.verdict import Role
@@ -72,15 +70,6 @@ def test_every_claim_exists_once_and_in_order() -> None:
     assert list(claims.ALL) == [
         f"{family}-{number}" for family, count in COUNTS.items() for number in range(1, count + 1)
     ]
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> LabReport:
-    """Return the run that the published page quotes, from the archive beside the page."""
-    file = DOCS / "lab" / archive.NAME
-    assert file.exists(), "no run was published: python -m instep_lab.report RUN docs/lab"
-    run, kept = archive.unpack(file, tmp_path_factory.mktemp("published"))
-    return contents.gather(run, claims.ALL, kept)
 
 
 def test_the_published_page_shows_the_run_in_the_archive(published: LabReport) -> None:
