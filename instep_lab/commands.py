@@ -121,7 +121,7 @@ def run_claims(
         typer.Option(
             min=1,
             metavar="N",
-            help="Run with so many seeds, and report which verdicts differ. Default: 1.",
+            help="Number of seeds to run with; report which verdicts differ. Default: 1.",
         ),
     ] = 1,
     bootstrap: Annotated[

@@ -28,7 +28,7 @@ NOT_WRITTEN = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 
-WARM_UP_PART = 4  # of the records of a round, one in so many is sent to warm up
+WARM_UP_PART = 4  # the round that warms up sends a quarter of the records
 BLOCKED = "send() blocked"
 BLOCKED_NS = 500_000_000  # a call of send that takes longer is recorded
 
