@@ -458,7 +458,10 @@ def _compare_speed(trial: Trial, library: Library) -> None:
 
 
 def _is_faster(speeds: Speeds) -> bool | None:
-    return senders.clearly_more(max(speeds[CommitMode.ASYNC]), max(speeds[CommitMode.SYNC]))
+    """Return whether asynchronous commits are clearly faster; None if a busy machine may decide."""
+    return senders.clearly_more(
+        max(speeds[CommitMode.ASYNC]), max(speeds[CommitMode.SYNC]), 1.0, senders.HARDLY
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from instep_lab.claims import commit, rebalance
+from instep_lab.claims import commit, rebalance, speed
 from instep_lab.clients import committed_offsets, table
 from instep_lab.clients.table import SqliteTable
 from instep_lab.verdict import ClaimVerdict, PartOutcome, Role
@@ -100,6 +100,31 @@ def test_commits_overtake_each_other_only_if_one_was_sent_again() -> None:
     assert commit.overtakes([again, back]) is True
     assert back.steps[-1] == "stored as number 4: offset 10 (older than the one before)"
     assert once.steps == []
+
+
+@pytest.mark.parametrize(
+    ("best_async", "faster"), [(30_000.0, True), (7_000.0, None), (4_000.0, False)]
+)
+def test_asynchronous_commits_are_slower_only_if_their_best_round_is(
+    best_async: float, faster: bool | None
+) -> None:
+    sync, asynchronous = commit.CommitMode.SYNC, commit.CommitMode.ASYNC
+    speeds = {sync: [800.0, 5_000.0], asynchronous: [900.0, best_async]}
+    assert commit._is_faster(speeds) is faster
+
+
+@pytest.mark.parametrize(
+    ("best", "claimed"), [(136_000.0, True), (60_000.0, None), (9_000.0, False)]
+)
+def test_the_best_round_decides_how_fast_a_server_is(best: float, claimed: bool | None) -> None:
+    assert speed._is_claimed([1_000.0, best]) is claimed
+
+
+@pytest.mark.parametrize(
+    ("minutes", "near"), [(45.0, True), (47.0, True), (52.0, None), (60.0, False), (30.0, False)]
+)
+def test_a_time_between_near_and_far_is_undecided(minutes: float, near: bool | None) -> None:
+    assert speed._is_near(60 * minutes) is near
 
 
 @pytest.mark.parametrize(
