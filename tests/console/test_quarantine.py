@@ -49,6 +49,10 @@ LIST_PAGES = (
 )
 
 
+# values that a page shows escaped, or that forms, URLs or shells might change
+CHANGED_ON_THE_WAY = ("lines", "stream", "spaces", "control", "direction", "emoji", "path", "sql")
+
+
 def document(page: Page, console: ConsoleServer, name: str) -> None:
     page.goto(f"{console.address}document?{urlencode({'id': name})}")
 
@@ -553,7 +557,7 @@ def test_a_long_status_is_shortened(page: Page, console: ConsoleServer) -> None:
     assert LONG_STATUS not in page.get_by_role("region", name="Timeline").inner_text()
 
 
-@pytest.mark.parametrize("name", HOSTILE_VALUES)
+@pytest.mark.parametrize("name", CHANGED_ON_THE_WAY)
 def test_the_buttons_act_on_a_hostile_document(
     page: Page, console: ConsoleServer, office: ConsoleFolder, name: str
 ) -> None:
