@@ -14,7 +14,7 @@ import msgspec
 
 from instep import settings
 from instep.bridge.failures import FailureCode, PollFailed
-from instep.document.event import StatusEvent
+from instep.document.event import StatusEvent, utc
 
 MISSING = msgspec.UNSET
 INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -32,11 +32,13 @@ class Content(msgspec.Struct, frozen=True):
     digest: bytes
 
     def event(self, document: str, version: int | None) -> StatusEvent:
-        """Return the event to publish."""
+        """Return the event to publish. Without a version in the content it has the given one."""
+        if self.version is not None:
+            version = self.version
         return StatusEvent(
             document=document,
             status=self.status,
-            version=self.version if self.version is not None else version,
+            version=version,
             at=self.at,
             fields=self.fields,
         )
@@ -68,13 +70,19 @@ def content(tree: Any, bridge: settings.Bridge) -> Content:
     if isinstance(status, int) and not isinstance(status, bool):
         status = str(status)
     if not isinstance(status, str):
-        problem = "has nothing" if status is MISSING else "has neither text nor an integer"
+        problem = "has neither text nor an integer"
+        if status is MISSING:
+            problem = "has nothing"
         raise PollFailed(
             FailureCode.STATUS_MISSING,
             f"the answer {problem} at {bridge.status!r}, the path `status`",
         )
-    version = None if bridge.version is None else _version(find(tree, bridge.version), bridge)
-    at = None if bridge.at is None else _time(find(tree, bridge.at), bridge)
+    version: int | None = None
+    if bridge.version is not None:
+        version = _version(find(tree, bridge.version), bridge)
+    at: datetime | None = None
+    if bridge.at is not None:
+        at = _time(find(tree, bridge.at), bridge)
     found = {name: find(tree, path) for name, path in bridge.fields.items()}
     fields = {name: value for name, value in found.items() if value is not MISSING}
     text = msgspec.json.encode([status, version, at, fields], order="deterministic")
@@ -108,8 +116,7 @@ def _time(value: Any, bridge: settings.Bridge) -> datetime | None:
     try:
         if isinstance(value, int) and not isinstance(value, bool):
             return EPOCH + timedelta(milliseconds=value)
-        at: datetime = msgspec.convert(value, datetime)
-        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        return utc(msgspec.convert(value, datetime))
     except (msgspec.ValidationError, OverflowError) as error:
         raise PollFailed(
             FailureCode.TIME_WRONG, f"the answer has no time at {bridge.at!r}, the path `at`"

@@ -24,6 +24,7 @@ from instep import bridge_urls, errors, settings
 from instep.bridge.failures import FailureCode, PollFailed
 from instep.bridge.pacing import PAUSE_S, Pacer
 from instep.bridge.progress import PollCounts
+from instep.document.event import utc
 
 REDIRECTS = (301, 302, 303, 307, 308)
 REDIRECTS_MAX = 5
@@ -171,7 +172,7 @@ def linked(url: str, location: str) -> str:
         raise PollFailed(
             FailureCode.REDIRECT_REFUSED, "the source names an address that is not a URL"
         ) from None
-    # The new address may contain a secret of its own, so only its origin is shown.
+    # The new address may contain a secret, so only its origin is shown.
     if _server(there) != _server(here) or there.userinfo:
         scheme, host, port = _server(there)
         raise PollFailed(
@@ -195,11 +196,10 @@ def retry_after(value: str | None, now: datetime) -> float | None:
     if text.isascii() and text.isdigit():
         return min(float(text[:9]), RETRY_AFTER_MAX_S)
     try:
-        at = email.utils.parsedate_to_datetime(text)
+        at = utc(email.utils.parsedate_to_datetime(text))
     except (ValueError, TypeError, OverflowError):
         return None
-    seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)) - now
-    return min(max(seconds.total_seconds(), 0.0), RETRY_AFTER_MAX_S)
+    return min(max((at - now).total_seconds(), 0.0), RETRY_AFTER_MAX_S)
 
 
 def _refuse_failure(response: httpx.Response) -> None:
@@ -209,7 +209,8 @@ def _refuse_failure(response: httpx.Response) -> None:
     text = f"the source answers HTTP {code}"
     wait_s = retry_after(response.headers.get("retry-after"), datetime.now(UTC))
     if code in (408, 425, 429):
-        wait_s = PAUSE_S if wait_s is None and code == 429 else wait_s
+        if code == 429 and wait_s is None:
+            wait_s = PAUSE_S
         raise PollFailed(FailureCode.BUSY, text, retry_after_s=wait_s)
     if code >= 500:
         raise PollFailed(FailureCode.SERVER_ERROR, text, retry_after_s=wait_s)
@@ -233,7 +234,9 @@ def _answer(response: httpx.Response, body: bytes, url: str) -> Answer:
 
 def _validator(value: str | None) -> str | None:
     """Return a validator that can be sent back; None for any other."""
-    return value if value is not None and VALIDATOR.fullmatch(value) else None
+    if value is not None and VALIDATOR.fullmatch(value):
+        return value
+    return None
 
 
 async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
@@ -262,7 +265,9 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
 
 def _trust(bridge: settings.Bridge) -> ssl.SSLContext | bool:
     if bridge.ca is None:
-        urls = [bridge.url, bridge.ids_list.url if bridge.ids_list else ""]
+        urls = [bridge.url]
+        if bridge.ids_list:
+            urls.append(bridge.ids_list.url)
         # Loading the usual authorities takes a while, and plain HTTP needs none.
         return any(map(_is_encrypted, urls)) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -283,5 +288,6 @@ def headers_for(bridge: settings.Bridge, url: str) -> dict[str, str]:
     listed = bridge.ids_list
     if listed is not None and listed.headers:
         return listed.headers
-    same = bridge_urls.origin(url) == bridge_urls.origin(bridge.url.replace("{document}", "1"))
-    return bridge.headers if same else {}
+    if bridge_urls.origin(url) == bridge_urls.origin(bridge.url.replace("{document}", "1")):
+        return bridge.headers
+    return {}

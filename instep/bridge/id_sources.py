@@ -92,7 +92,9 @@ class RowsSource:
                     if text := line.strip():
                         yield text
         except (OSError, UnicodeDecodeError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            problem: str | None = "it is not UTF-8"
+            if isinstance(error, OSError):
+                problem = error.strerror
             raise errors.SettingsError(
                 f"{self._place}.ids_file: {file} cannot be read: {problem}",
                 "name a UTF-8 file that this user can read, with one id per line",
@@ -146,7 +148,9 @@ class ListSource:
 
     async def pages(self, page: str | None) -> AsyncGenerator[IdPage]:
         """Yield the pages. `page` is the number of one, or its URL."""
-        place = page if page is not None and self._is_place(page) else self._first()
+        place = self._first()
+        if page is not None and self._is_place(page):
+            place = page
         while True:
             answer = await self._client.get(self._url(place), self._headers)
             is_first = place == self._first()
@@ -174,7 +178,9 @@ class ListSource:
             return False
 
     def _first(self) -> str:
-        return str(self._listed.first_page) if self._listed.page_parameter else self._listed.url
+        if self._listed.page_parameter:
+            return str(self._listed.first_page)
+        return self._listed.url
 
     def _url(self, place: str) -> str:
         if self._listed.page_parameter:
@@ -182,11 +188,11 @@ class ListSource:
         return place
 
     def _values(self, tree: Any) -> list[Any]:
-        items = tree if self._listed.items is None else extraction.find(tree, self._listed.items)
+        items, where = tree, "is not a list"
+        if self._listed.items is not None:
+            items = extraction.find(tree, self._listed.items)
+            where = f"has no list at {self._listed.items!r}, the path `items`"
         if not isinstance(items, list):
-            where = "is not a list"
-            if self._listed.items is not None:
-                where = f"has no list at {self._listed.items!r}, the path `items`"
             raise PollFailed(FailureCode.ANSWER_NOT_JSON, f"a page of the list of ids {where}")
         return [
             extraction.find(item, self._listed.id) if isinstance(item, dict) else item
@@ -196,7 +202,9 @@ class ListSource:
     def _next(self, tree: Any, values: list[Any], place: str, answer: Answer) -> str | None:
         listed = self._listed
         if listed.page_parameter:
-            return str(int(place) + 1) if values else None
+            if not values:
+                return None
+            return str(int(place) + 1)
         if listed.next is None:
             return None
         following = answer.next_link

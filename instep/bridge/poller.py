@@ -5,7 +5,7 @@
 
 One document has at most one open request, so its changes are published in order. The row of a
 document is stored as pending before a change is published, and as published after the broker has
-acknowledged it. Everything runs in one event loop; the state file has a thread of its own.
+acknowledged it. Everything runs in one event loop; the state file has its own thread.
 """
 
 from __future__ import annotations
@@ -219,7 +219,9 @@ class BridgePoller:
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
+            if task.done():
+                return task.result()
+            return None
         finally:
             stop.cancel()
             task.cancel()
@@ -240,7 +242,8 @@ class BridgePoller:
         wait_s, failures, refresh_s = 0.0, 0, self.bridge.ids_refresh_s
         if listed_at is not None and self._ids.is_resumable and not self._once:
             age_s = self._clock() - listed_at
-            wait_s = refresh_s - age_s if 0 <= age_s < refresh_s else 0.0
+            if 0 <= age_s < refresh_s:
+                wait_s = refresh_s - age_s
         while True:
             await asyncio.sleep(wait_s)
             try:
@@ -266,7 +269,9 @@ class BridgePoller:
                 added = await self._disk.call(
                     self._state.add_ids, listing, page.ids, page.next_page
                 )
-                repeated = 0 if added or not page.ids else repeated + 1
+                repeated += 1
+                if added or not page.ids:
+                    repeated = 0
                 if repeated >= REPEATED_PAGES_MAX and page.next_page is not None:
                     raise PollFailed(
                         FailureCode.UNEXPECTED, "the pages of the list of ids repeat themselves"
@@ -325,7 +330,8 @@ class BridgePoller:
                 wait_s = min(wait_s, self._retries[0][0] - now)
             if not self._once:
                 due_at = await self._disk.call(self._state.next_due, now)
-                wait_s = min(wait_s, IDLE_MAX_S if due_at is None else due_at - now)
+                if due_at is not None:
+                    wait_s = min(wait_s, due_at - now)
             # Not `wait_for`, which may lose a cancellation in Python 3.11.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(wait_s, 0.001)):
@@ -365,7 +371,9 @@ class BridgePoller:
         except bridge_urls.Unescapable as error:
             raise PollFailed(FailureCode.ID_REFUSED, str(error)) from error
         # A change that may be published must be compared with a complete answer.
-        known = Validators() if row.pending_digest else Validators(row.etag, row.modified)
+        known = Validators()
+        if not row.pending_digest:
+            known = Validators(row.etag, row.modified)
         answer = await self._client.get(url, self.bridge.headers, known)
         if answer.code == 304 and known == Validators():
             raise PollFailed(
@@ -476,8 +484,10 @@ class BridgePoller:
             raise PollFailed(FailureCode.UNDELIVERED, error.what) from error
         self.counts.published += 1
         self.counts.deleted += content is None
-        # A delete has no version of its own: the next one must still be higher than the last.
-        version = pending.pending_version if content is not None else None
+        # A delete has no version: the next one must still be higher than the last.
+        version: int | None = None
+        if content is not None:
+            version = pending.pending_version
         await self._disk.save(
             msgspec.structs.replace(
                 after,
@@ -497,8 +507,9 @@ class BridgePoller:
             interval_s, self._limits, self._chance()
         )
         if is_final:
-            final_s = self._limits.final_s
-            next_at = None if final_s is None else self._clock() + final_s
+            next_at = None
+            if self._limits.final_s is not None:
+                next_at = self._clock() + self._limits.final_s
         return msgspec.structs.replace(
             row,
             next_at=next_at,
@@ -554,7 +565,9 @@ class BridgePoller:
                 now = time.monotonic()
                 count_at = now + max(COUNT_S, COUNT_PAUSES * (now - began))
             paused_s = self._pacer.paused_s
-            self.reporter.waits_for = f"the source, for {paused_s:.0f} s" if paused_s > 1 else ""
+            self.reporter.waits_for = ""
+            if paused_s > 1:
+                self.reporter.waits_for = f"the source, for {paused_s:.0f} s"
             self.reporter.tick()
             await asyncio.sleep(TICK_S)
 

@@ -1,4 +1,4 @@
-"""The state file in a thread of its own, so that a slow disk does not hold up the event loop."""
+"""The state file in a separate thread, so that a slow disk does not hold up the event loop."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import contextlib
 import re
 import struct
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from uuid import UUID
 import msgspec
 
 from instep.document import kinds
+from instep.document.event import utc
 from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 
@@ -163,10 +164,9 @@ def _time(precision: int, database: str) -> Former:
     step = 10 ** (6 - precision)
 
     def form(value: Any) -> str:
-        if type(value) is datetime:
-            at = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        else:
-            at = kinds.instant(value)
+        if type(value) is not datetime:
+            value = kinds.instant(value)
+        at = utc(value)
         if step > 1:
             at = kinds.from_micros(_rounded(kinds.micros(at), step, database))
         return at.isoformat()

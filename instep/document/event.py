@@ -100,4 +100,6 @@ def utc(at: datetime) -> datetime:
     """Return a time in UTC; a time without a zone is in UTC already."""
     if at.tzinfo is UTC:
         return at
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    if at.tzinfo is None:
+        return at.replace(tzinfo=UTC)
+    return at.astimezone(UTC)

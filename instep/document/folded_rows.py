@@ -2,7 +2,7 @@
 
 Like `folding.py`, but for rows that single events make: the steps of a document are judged as the
 main table's guard judged them, and each row is folded from the steps that wrote it. Nothing can be
-dropped before the sort, because each event may have a row of its own.
+dropped before the sort, because each event may have its own row.
 """
 
 from __future__ import annotations

@@ -206,13 +206,18 @@ def fold(steps: Iterable[FoldStep], rules: Rules) -> FoldedState:
             partition = step.partition
             states.append(FoldedState())
         states[-1].apply(step, rules)
-    return joined(states, rules) if states else FoldedState()
+    if not states:
+        return FoldedState()
+    return joined(states, rules)
 
 
 def _rank(state: FoldedState, by_order: bool) -> tuple[int, int]:
-    last = state.last
-    at = (last.timestamp_ms, last.partition) if last else (-1, -1)
-    return (state.order or 0, at[1]) if by_order else at
+    at = (-1, -1)
+    if state.last:
+        at = (state.last.timestamp_ms, state.last.partition)
+    if by_order:
+        return state.order or 0, at[1]
+    return at
 
 
 def _merged(values: Values, later: Values) -> Values:
@@ -220,6 +225,8 @@ def _merged(values: Values, later: Values) -> Values:
 
 
 def _higher(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
+    if one is None:
+        return other
+    if other is None:
+        return one
     return max(one, other)

@@ -8,13 +8,13 @@ single columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from instep.document import canonical, kinds
-from instep.document.event import ID_CHARACTERS_MAX
+from instep.document.event import ID_CHARACTERS_MAX, utc
 from instep.document.mapping import KEY, Mapping, TargetColumn
 from instep.document.reasons import Reason, Unfit
 
@@ -190,7 +190,7 @@ def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
 def _in_utc(value: Any) -> Any:
     if not isinstance(value, datetime):
         return value  # MySQL's zero date
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return utc(value)
 
 
 def _canonical_integer(text: str, name: str) -> int:

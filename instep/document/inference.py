@@ -63,9 +63,7 @@ def typed_as(
 ) -> settings.Pipeline:
     """Return the pipeline with the types that its fields have, for those of `columns` without."""
     mapped = {
-        name: msgspec.structs.replace(
-            column, type=types.get(column.field) if column.field is not None else None
-        )
+        name: msgspec.structs.replace(column, type=types.get(column.field or ""))
         for name, column in pipeline.mapped.items()
         if name in columns and name not in pipeline.keys and column.type is None
     }
@@ -76,8 +74,7 @@ def typed_as(
                 keys[name] = keys[name] or "bigint"
     key_type: str | list[str] | None = pipeline.key_type
     if any(keys.values()):
-        found = [kind or "text" for kind in keys.values()]
-        key_type = found[0] if isinstance(pipeline.key, str) else found
+        key_type = _as_declared(pipeline, keys.values())
     return msgspec.structs.replace(
         pipeline, columns={**pipeline.columns, **mapped}, key_type=key_type
     )
@@ -98,8 +95,15 @@ def _key_type(
                 types[name] = "bigint"
     if not any(types.values()):
         return pipeline.key_type
-    found = [kind or "text" for kind in types.values()]
-    return found[0] if isinstance(pipeline.key, str) else found
+    return _as_declared(pipeline, types.values())
+
+
+def _as_declared(pipeline: settings.Pipeline, kinds: Iterable[str | None]) -> str | list[str]:
+    """Return the types of the key's columns as settings have them: a list for a composite key."""
+    found = [kind or "text" for kind in kinds]
+    if isinstance(pipeline.key, str):
+        return found[0]
+    return found
 
 
 def type_of(values: Iterable[Any]) -> str | None:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from instep.document.event import utc
 from instep.document.reasons import Reason, Unfit
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -178,7 +179,7 @@ def instant(value: Any) -> datetime:
         except msgspec.ValidationError:
             at = _lenient(value)
         try:
-            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+            return utc(at)
         except OverflowError:
             raise Unfit(
                 Reason.TIME_OUT_OF_RANGE, f"{shown(value)} is outside the years 1 to 9999"

@@ -70,7 +70,9 @@ def format_of(path: str) -> Format:
     if path == "-":
         return "jsonl"
     name = path.rpartition("/")[2]
-    suffix = f".{name.rpartition('.')[2]}".lower() if "." in name.lstrip(".") else ""
+    suffix = ""
+    if "." in name.lstrip("."):
+        suffix = f".{name.rpartition('.')[2]}".lower()
     if suffix not in FORMATS:
         raise errors.SettingsError(
             f"{path}: unknown format, by the suffix {suffix!r}",

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import astuple
 
 from instep.document import kinds
+from instep.document.event import utc
 from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Path
 
 LENGTH_MAX = 1_000  # bytes; a longer value might be nested too deep
@@ -201,7 +202,7 @@ class PlainReader:
         for index in self._times:
             at = found[index]
             if type(at) is datetime:
-                found[index] = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+                found[index] = utc(at)
             elif type(at) is int:
                 found[index] = kinds.instant(at)
         return tuple(found)

@@ -1,7 +1,7 @@
 """Results of a transformation, as the write path takes them.
 
 A record without a transformation is one event. With one it is any number of events, and each has
-a number of its own, in place of the offset: offset * SLOTS + number of the result. So events keep
+its own number, in place of the offset: offset * SLOTS + number of the result. So events keep
 the order of the log, and each can be named. The ledger counts records.
 """
 

@@ -99,15 +99,18 @@ def picture(transitions: Transitions) -> str:
     width = max((len(name) for name in statuses(transitions)), default=0)
     lines: list[str] = []
     for name in _walk(transitions, [*beginning, *lost]):
-        mark = "?" if name in lost else " "
+        mark = " "
         if name in beginning:
             mark = "●"
+        elif name in lost:
+            mark = "?"
         following = followers.get(name, ())
         if not following:
             lines.append(f"{mark} {name.ljust(width)} ■")
         for number, after in enumerate(following):
-            head = f"{mark} {name.ljust(width)}" if number == 0 else " " * (width + 2)
-            branch = "├─"
+            head, branch = " " * (width + 2), "├─"
+            if number == 0:
+                head = f"{mark} {name.ljust(width)}"
             if len(following) == 1:
                 branch = "──"
             elif number == 0:
@@ -115,7 +118,10 @@ def picture(transitions: Transitions) -> str:
             elif number == len(following) - 1:
                 branch = "└─"
             lines.append(f"{head} {branch}▶ {after}")
-    return "\n".join([*lines, "● begins   ■ ends" + ("   ? cannot be reached" if lost else "")])
+    legend = "● begins   ■ ends"
+    if lost:
+        legend += "   ? cannot be reached"
+    return "\n".join([*lines, legend])
 
 
 def findings(transitions: Transitions, found: Iterable[str] = ()) -> list[str]:
@@ -127,7 +133,7 @@ def findings(transitions: Transitions, found: Iterable[str] = ()) -> list[str]:
             for name in unreachable(transitions)
         ),
         *(
-            f"{name!r} has no followers of its own; did you mean {near!r}?"
+            f"{name!r} has no followers; did you mean {near!r}?"
             for name, near in doubtful(transitions)
         ),
         *(

@@ -238,9 +238,15 @@ def _error_bars(
         return None
     below, above = [], []
     for y, spread in points:
-        low, high = spread if spread and all(_is_shown(end, plot) for end in spread) else (y, y)
-        below.append(0.0 if math.isnan(y) else max(y - low, 0.0))
-        above.append(0.0 if math.isnan(y) else max(high - y, 0.0))
+        low, high = y, y
+        if spread and all(_is_shown(end, plot) for end in spread):
+            low, high = spread
+        # a point that is not shown has no bar
+        distances = (0.0, 0.0)
+        if not math.isnan(y):
+            distances = (max(y - low, 0.0), max(high - y, 0.0))
+        below.append(distances[0])
+        above.append(distances[1])
     return [below, above]
 
 
