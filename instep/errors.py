@@ -561,7 +561,7 @@ class ArchiveReplaced(NamedStop):
     """The table at an archive's path is not the one that belongs to it."""
 
     code = "ARCHIVE_REPLACED"
-    usual_remedy = "give the archive a folder of its own: `path`; then: instep run"
+    usual_remedy = "give the archive its own folder: `path`; then: instep run"
 
 
 class ArchiveRestored(NamedStop):

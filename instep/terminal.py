@@ -87,7 +87,7 @@ def tone_of(text: str) -> Tone:
 
 
 def paint(text: str, tone: Tone, stream: TextIO) -> str:
-    """Colour a text for this stream. The text must not contain escapes of its own."""
+    """Colour a text for this stream. The text must not contain escapes."""
     return f"\x1b[{_ANSI[tone]}m{text}\x1b[0m" if tone and has_colour(stream) else text
 
 

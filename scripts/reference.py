@@ -113,7 +113,7 @@ def _bridge_failures() -> str:
         "`instep poll` reports a document that failed with one of these codes. `instep explain"
         " CODE` prints the same text."
     )
-    # One level deeper: each page begins with a title of its own.
+    # One level deeper: each page begins with a title.
     return _page(
         intro,
         *(

@@ -19,7 +19,7 @@ BAR_INTERVAL_S = 0.25
 
 
 class RelayReport:
-    """Shows the progress of a relay from a thread of its own. Only a run that ends has a bar."""
+    """Shows the progress of a relay from a separate thread. Only a run that ends has a bar."""
 
     def __init__(
         self, name: str, progress: RelayProgress, stop: threading.Event, *, once: bool

@@ -1,6 +1,6 @@
 """Unique event ids at little cost: 74 random bits for each process, then a counter.
 
-They have the form of a random UUID. A UUID of its own for each event would need a system call.
+They have the form of a random UUID. A separate UUID for each event would need a system call.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from instep import errors, settings
 
-# Without a handler of its own, Python would print the client's log lines to stderr.
+# Without its own handler, Python would print the client's log lines to stderr.
 log = logging.getLogger("instep.kafka")
 log.addHandler(logging.NullHandler())
 

@@ -1,6 +1,6 @@
 """Read and commit the offsets of consumer groups without being a member.
 
-A pipeline mirrors its positions to a group of its own, for monitoring tools. Its commits have a
+A pipeline mirrors its positions to a consumer group, for monitoring tools. Its commits have a
 mark; a group with offsets without the mark belongs to another program and is not written. Only the
 ledger decides about progress; what is read here never does.
 """

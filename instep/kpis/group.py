@@ -1,4 +1,4 @@
-"""The KPIs of a run: each is a pipeline that writes the KPI rows, with an engine of its own."""
+"""The KPIs of a run: each is a pipeline that writes the KPI rows, with its own engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A histogram of durations whose parts can be added and subtracted in any order.
 
-A duration below 128 ms has a bucket of its own. Above, each power of two is divided into 64 buckets
+A duration below 128 ms has its own bucket. Above, each power of two is divided into 64 buckets
 of the same width, so the middle of a bucket differs from each of its durations by less than 0.8 %.
 Buckets hold whole numbers: however the durations arrive, the same ones make the same histogram, and
 therefore the same quantiles.

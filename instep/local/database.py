@@ -1,6 +1,6 @@
 """A local database server: the default version, or another that an environment variable names.
 
-Each version keeps its data in a folder of its own, because no database opens the files of a newer
+Each version keeps its data in its own folder, because no database opens the files of a newer
 version.
 """
 

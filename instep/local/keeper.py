@@ -3,7 +3,7 @@
 It reads commands, one JSON object per line, from a pipe whose other end only its owner has. When
 the owner ends, however that happens, the pipe closes. The keeper then ends the server, removes its
 temporary data and exits. If the keeper itself is killed, the kernel kills the server (Linux). Both
-run in sessions of their own, so Ctrl-C in the owner's terminal does not reach them.
+run in their own sessions, so Ctrl-C in the owner's terminal does not reach them.
 
     launch  start the process; its output is appended to a log
     poll    return its exit status, or null while it runs

@@ -93,7 +93,7 @@ def thaw_tree(pid: int) -> None:
 
 def kill_tree(pid: int, timeout_s: float = 10.0) -> None:
     """Kill a process and all below it with SIGKILL, and wait until none of them is alive."""
-    # PostgreSQL's children lead process groups of their own, so the group's id does not reach
+    # PostgreSQL's children lead their own process groups, so the group's id does not reach
     # them. Stop the root first, so that it starts no further child meanwhile.
     send(pid, signal.SIGSTOP)
     tree = [pid, *descendants(pid)]

@@ -56,7 +56,7 @@ class ProxyCounts:
 
 
 class Proxy:
-    """Listens on a port of the loopback and forwards to the server, in a thread of its own."""
+    """Listens on a port of the loopback and forwards to the server, in a separate thread."""
 
     def __init__(
         self, server_port: int, port: int | None = None, *, server_host: str = ports.HOST

@@ -1,6 +1,6 @@
 """A local RabbitMQ on the loopback, for user `guest`, separate from any node that the machine runs.
 
-Its programs come from the machine's package. What nodes share by default, it has of its own: data,
+Its programs come from the machine's package. What nodes share by default, it has for itself: data,
 settings, cookie, ports, and epmd, the daemon by which Erlang nodes find each other.
 """
 

@@ -33,7 +33,7 @@ Checked = TypeVar("Checked")
 
 
 class FlowRunner(threading.Thread):
-    """Runs one job in a thread of its own, so that it waits for its servers alone."""
+    """Runs one job in its own thread, so that it waits for its servers alone."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Job(Protocol):
         """Its totals, positions, lag, rate and freshness."""
 
     def start(self) -> None:
-        """Start it in a thread of its own."""
+        """Start it in its own thread."""
 
     def stop(self, patience_s: float, /) -> None:
         """Stop it; wait at most this long for its thread."""

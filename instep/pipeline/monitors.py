@@ -25,7 +25,7 @@ MEASURE_INTERVAL_S = 1.0
 IDLE_INTERVAL_S = 5.0  # while nothing arrives: a measurement costs as much as many events
 STATE_INTERVAL_S = 0.25
 HELD_AFTER_S = 3.0  # ordinary transactions are shorter
-NAME_INTERVAL_S = 30.0  # naming the transactions needs a client of its own
+NAME_INTERVAL_S = 30.0  # naming the transactions needs its own client
 END_PATIENCE_S = 5.0
 STARTING = "starting"
 

@@ -34,7 +34,7 @@ KEPT_MAX = 100_000
 
 
 class OverdueWatch:
-    """Keeps a pipeline's overdue documents in its progress, in a thread of its own."""
+    """Keeps a pipeline's overdue documents in its progress, in its own thread."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Try parked documents again while a pipeline runs, as the settings say.
 
-Each policy (`retry_policy.py`) has a thread with a connection of its own, so the pipeline is never
+Each policy (`retry_policy.py`) has a thread with its own connection, so the pipeline is never
 delayed. The thread works in rounds of three steps:
 
 1. If attempts are counted, claim the attempt of each due document, and commit. Another run cannot
@@ -107,7 +107,7 @@ class Schedule:
 
 
 class Retries:
-    """Retries the parked documents of one pipeline by one policy, in a thread of its own."""
+    """Retries the parked documents of one pipeline by one policy, in its own thread."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ MIRROR_OWNER_INTERVAL_S = 10.0
 
 
 class Runner(FlowRunner):
-    """Runs one pipeline in a thread of its own, so that it waits for its servers alone."""
+    """Runs one pipeline in its own thread, so that it waits for its servers alone."""
 
     def __init__(
         self,

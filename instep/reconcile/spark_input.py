@@ -60,7 +60,7 @@ class Parts:
         self.rows += len(rows)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the rows as a data frame that reads each file in a task of its own."""
+        """Return the rows as a data frame that reads each file in its own task."""
         count = len(self._paths)
         numbers = spark.range(0, count, 1, max(1, count))
         names = _names_for_tasks(spark, self._paths)

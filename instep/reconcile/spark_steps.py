@@ -198,7 +198,7 @@ def steps_of_records(plan: ComparisonPlan, batches: Batches) -> Batches:
                 run = runs.get((partition, segment, name))
                 if run is None:
                     run = runs[partition, segment, name] = FoldedRun()
-                if plan.further:  # each step may have a row of its own
+                if plan.further:  # each step may have its own row
                     run.steps.append(step)
                 else:
                     run.add(step, plan.question.rules)
@@ -287,7 +287,7 @@ class _DocumentComparer:
             if shape == UNREADABLE:
                 self._unreadable = line
             elif self._took_effect(partition, offset):
-                # Each partition has an order of its own, so each gets a state. `folding.joined`
+                # Each partition has its own order, so each gets a state. `folding.joined`
                 # combines them if a document has events in several partitions.
                 is_first = partition != self._partition
                 self._partition = partition

@@ -37,7 +37,7 @@ class Connection(abc.ABC):
 
     A database implements the abstract methods. The session has a temporary table, the stage, into
     which the target table loads rows before it writes them. Several tables that are written in one
-    transaction share the session, each with a stage of its own.
+    transaction share the session, each with its own stage.
     """
 
     placeholder: ClassVar[str] = "%s"

@@ -199,7 +199,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
 def _inspect_table(
     opened: sa.Connection, url: sa.URL, name: str, pipeline: settings.Pipeline
 ) -> Target:
-    """Return one table of a pipeline as a target of its own."""
+    """Return one table of a pipeline as a separate target."""
     table, view = target.table_name(pipeline.table), sa.inspect(opened)
     if not view.has_table(table.name, schema=table.schema):
         schemas.refuse_missing(view, table, url)

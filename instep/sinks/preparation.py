@@ -20,7 +20,7 @@ def statements(
 ) -> list[str]:
     """Return the statements that create what the target database is missing.
 
-    With `is_kpi` the table has KPI rows, and a KPI needs tables of its own.
+    With `is_kpi` the table has KPI rows, and a KPI needs its own tables.
     """
     with _read_only(pipeline) as opened:
         return _missing(opened, pipeline, add_columns, is_kpi)
@@ -58,7 +58,7 @@ def _check_folder(file: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise errors.SettingsError(
             f"this user cannot write to the folder {folder},"
-            f" and SQLite creates files of its own beside {file.name}",
+            f" and SQLite creates files beside {file.name}",
             "give this user write permission there, or name a file in another folder in `target`",
         )
 

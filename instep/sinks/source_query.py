@@ -207,7 +207,7 @@ def _names(result: sa.CursorResult[Any]) -> list[str]:
     if repeated:
         raise errors.SettingsError(
             f"the query names {', '.join(repeated)} twice",
-            "give each column a name of its own, with AS",
+            "give each column another name, with AS",
         )
     return names
 

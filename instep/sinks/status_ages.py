@@ -31,7 +31,7 @@ def clock(sink: Sink) -> datetime:
 
 
 def pages(sink: Sink, statuses: Collection[str]) -> Iterator[list[StatusAge]]:
-    """Read all documents with one of these statuses. Each page is a snapshot of its own."""
+    """Read all documents with one of these statuses. Each page is a separate snapshot."""
     last: tuple[Any, ...] = ()
     table, names = sink.table, list(statuses)
     while True:

@@ -46,13 +46,13 @@ class Target(msgspec.Struct, frozen=True):
     history: bool
     # an upsert has no side effects on this table beyond those of an insert or an update
     upserts: bool = False
-    # the table has constraints or triggers of its own, which must see the values of every event
+    # the table has its own constraints or triggers, which must see the values of every event
     refuses: bool = False
     # the table's other unique keys: two documents may need the same value
     unique: tuple[tuple[str, ...], ...] = ()
     # the key's collation takes different ids for equal, so two documents may need the same row
     loose_key: bool = False
-    # Events have numbers of their own: offset * slots + number of the result. 1 if a record is one
+    # Events have their own numbers: offset * slots + number of the result. 1 if a record is one
     # event; see `document/results.py`.
     slots: int = 1
     # tables that the same transaction writes; their mappings are in `mapping.further` too

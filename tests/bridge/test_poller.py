@@ -30,7 +30,7 @@ PATIENCE_S = 15.0
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make retries and pauses short: their length is tested with a clock of its own."""
+    """Make retries and pauses short: their length is tested with a clock that the test sets."""
     monkeypatch.setattr(schedule, "RETRY_S", 0.01)
     monkeypatch.setattr(pacing, "PAUSE_S", 0.01)
 
@@ -613,7 +613,7 @@ def test_links_to_another_server_and_endless_pages_are_refused(bridge: BridgeUnd
         bridge.service.replies["/list"] = replies({"ids": ["C-1"], "next": "/list"})
         with pytest.raises(errors.SettingsError, match="repeat themselves"):
             bridge.once()
-        # a list on another server gets only the headers of its own
+        # a list on another server gets only its own headers
         bridge.changes["ids_list"] = {"url": f"{other.url}/list", "items": "ids"}
         other.replies["/list"] = replies({"ids": ["C-1"]})
         bridge.once()

@@ -1,4 +1,4 @@
-"""Test the adaptive schedule with a clock of its own, and the pace of requests."""
+"""Test the adaptive schedule with a clock that the test sets, and the pace of requests."""
 
 from __future__ import annotations
 

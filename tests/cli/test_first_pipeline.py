@@ -1,6 +1,6 @@
 """Test the commands of README in order, and the repair of damage.
 
-In a file of its own: it shares the Spark session, and the other tests of commands need none.
+In a separate file: it shares the Spark session, and the other tests of commands need none.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_the_first_pipeline_runs_and_reconciles(
 def _reconcile(place: Path, command: Callable[..., Result]) -> None:
     """Compare, repair and compare again in the tests' session.
 
-    The commands of docs/quickstart.md compare in a process of their own.
+    The commands of docs/quickstart.md compare in a separate process.
     """
     url = f"sqlite:///{place}/contracts.db"
     run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no LIKE 'odd%'")

@@ -38,8 +38,8 @@ DIFFERENT = {
     "--rows": "each benchmark counts its own rows",
     "--seconds": "each benchmark measures its own part",
     "--source": "a file (reconcile), or a database (bench)",
-    "--target": "demo takes a URL; some benchmarks start only servers of their own",
-    "--to": "a place in the log; resets also have words of their own",
+    "--target": "demo takes a URL; some benchmarks start only their own servers",
+    "--to": "a place in the log; resets also have their own words",
     "--topic": "one topic, or several with their partitions",
     "-p": "--partition, and --partitions where a topic is created or grown, as in rpk",
 }

@@ -220,7 +220,7 @@ mark_printed(PrintJob.objects.all(), "C-1")
 
 @pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
 def test_django(outbox_url: str, tmp_path: Path) -> None:
-    """In a process of its own: Django has one configuration per process."""
+    """In a separate process: Django has one configuration per process."""
     script = tmp_path / "use_django.py"
     script.write_text(DJANGO, encoding="utf-8")
     done = subprocess.run(

@@ -93,7 +93,7 @@ def _database(name: str) -> str:
 SHORT = Extent(micro_batch=("mariadb",), weak_engines=("resident",), random_kills=0)
 COMPLETE = Extent(micro_batch=DATABASES, weak_engines=ENGINES, random_kills=1)
 
-# every pipeline has a table of its own, with this name
+# every pipeline has its own table, with this name
 COUNTERS = {
     "sqlite": [
         "ALTER TABLE {table} ADD COLUMN writes INTEGER NOT NULL DEFAULT 0",

@@ -87,7 +87,7 @@ ROW_SECURITY = [
     "CREATE POLICY mine ON contract_document USING (true) WITH CHECK (print_status <> 'BAD')",
 ]
 REFUSALS: dict[str, tuple[str, list[str]]] = {
-    "postgres: a code of its own": ("postgres", _raise("ZZ999")),
+    "postgres: a code of the user": ("postgres", _raise("ZZ999")),
     "postgres: a code that means a missing table": ("postgres", _raise("42P01")),
     "postgres: a code that means a missing right": ("postgres", _raise("42501")),
     "postgres: a code that means an internal error": ("postgres", _raise("XX000")),
@@ -97,9 +97,9 @@ REFUSALS: dict[str, tuple[str, list[str]]] = {
     ),
     "postgres: a deferred constraint trigger": ("postgres", _deferred()),
     "postgres: row security": ("postgres", ROW_SECURITY),
-    "mariadb: a number of its own": ("mariadb", _signal(5678)),
+    "mariadb: a number of the user": ("mariadb", _signal(5678)),
     "mariadb: a number that means a missing table": ("mariadb", _signal(1146)),
-    "mysql: a number of its own": ("mysql", _signal(5678)),
+    "mysql: a number of the user": ("mysql", _signal(5678)),
     "mysql: a number that means a missing right": ("mysql", _signal(1142)),
     "sqlite: the whole transaction is undone": ("sqlite", _sqlite("SELECT RAISE(ROLLBACK, 'no')")),
     "sqlite: the trigger itself fails": ("sqlite", _sqlite("SELECT json('{')")),

@@ -114,7 +114,7 @@ def test_a_pipeline_runs_on_several_workers(
 def documents_in_step(config: Path, master: str) -> tuple[int, int]:
     """Reconcile on the cluster a table that lacks one row; return the documents, and those in step.
 
-    The command runs in a process of its own.
+    The command runs in a separate process.
     """
     command = [sys.executable, "-m", "instep", "--config", str(config)]
     command += ["reconcile", "--json", "--master", master]

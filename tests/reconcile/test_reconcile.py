@@ -676,7 +676,7 @@ APPLICATION = (
 def test_rows_of_the_application_are_not_compared(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
-    """Let two pipelines fill different columns of a table that has rows of its own."""
+    """Let two pipelines fill different columns of a table that has its own rows."""
     printing = following(database_url, topic)
     mailing = following(
         database_url,

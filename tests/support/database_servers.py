@@ -1,6 +1,6 @@
 """Database servers that do not wait for the disk.
 
-Each test has a database of its own. Creating and removing one takes a dozen waits for the disk. A
+Each test has its own database. Creating and removing one takes a dozen waits for the disk. A
 server that is killed loses nothing here: what it has written is in the memory of the system.
 """
 

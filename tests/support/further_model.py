@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True):
 class FurtherModel:
     """The document's row, a line for each change, and the row with the highest amount.
 
-    `every` lets the lines have an order of their own, `deleting` lets a delete remove them.
+    `every` lets the lines have their own order, `deleting` lets a delete remove them.
     `limited` are the tables with a constraint.
     """
 

@@ -30,7 +30,7 @@ CONF = {
 
 @contextmanager
 def user_session(conf: Mapping[str, str] | None = None, master: str = "local[2]") -> Iterator[Any]:
-    """Start Spark in a JVM of its own, whose workers find this checkout as an installed package."""
+    """Start Spark in its own JVM, whose workers find this checkout as an installed package."""
     if SparkContext._active_spark_context is not None:
         SparkContext._active_spark_context.stop()
     session._end_jvm()

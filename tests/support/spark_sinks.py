@@ -69,7 +69,7 @@ class SinkQuery:
 
     @contextmanager
     def session_open(self) -> Iterator[Sink]:
-        """Yield the connection that the session uses, in a transaction of its own."""
+        """Yield the connection that the session uses, in its own transaction."""
         if not self.session._sinks:
             self.session._sinks = sinks.open_sinks(self.session.inspect())
         opened = self.session._sinks[0]

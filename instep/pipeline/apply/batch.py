@@ -86,7 +86,7 @@ def bounded(ages_us: list[int]) -> list[int]:
 
 
 class BatchPart:
-    """Records of a batch that are applied in a transaction of their own."""
+    """Records of a batch that are applied in a separate transaction."""
 
     def __init__(
         self, records: Sequence[Record], *, isolate_failures: bool = False, slots: int = 1
@@ -175,7 +175,7 @@ Probe = Callable[[ProbeEvent], None]
 
 
 def no_probe(_event: ProbeEvent) -> None:
-    """Ignore the step. Tests and benchmarks pass a probe of their own."""
+    """Ignore the step. Tests and benchmarks pass their own probe."""
 
 
 def find_probe() -> Probe:

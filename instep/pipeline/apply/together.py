@@ -20,7 +20,7 @@ from instep.sinks.sink import Sink
 
 
 class NotTogether(Exception):
-    """One of the partitions needs a transaction of its own."""
+    """One of the partitions needs a separate transaction."""
 
 
 def apply(

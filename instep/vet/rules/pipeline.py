@@ -403,7 +403,7 @@ def small_batches(case: RuleContext) -> Iterator[Violation]:
     consequence="A batch is planned and reported as a whole: after a long outage there is no "
     "visible progress for minutes, and other pipelines of the same run wait for a core.",
     remedy="Leave batch_rows_max at its default.",
-    acceptable_when="If the pipeline has a run of its own.",
+    acceptable_when="If no other pipeline is in the same run.",
 )
 def huge_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
