@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import completion, options, output, relay_report, resources
 from instep.cli import help as help_pages
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Once
@@ -61,11 +61,16 @@ def init(
             metavar="A,B", help="Only record changes of these columns of the table. Default: all."
         ),
     ] = None,
+    execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the outbox and everything else a relay needs, in the source and in Kafka."""
+    """Create the outbox and everything else a relay needs, in the source and in Kafka.
+
+    What does not exist is created at once. With --trigger, which changes a table that exists, only
+    --execute changes anything.
+    """
     from instep.kafka import position_topic
     from instep.sources import tables, triggers
 
@@ -73,25 +78,31 @@ def init(
     name, chosen = _relay(declared, relay)
     if columns and not trigger:
         raise errors.SettingsError("--columns needs --trigger", "name the table: --trigger TABLE")
+    if sql and execute:
+        raise errors.SettingsError("--sql changes nothing, so it excludes --execute", "give one")
+    plan_only = sql or (trigger is not None and not execute)
     plan = None
     if trigger:
         names = [column.strip() for column in (columns or "").split(",") if column.strip()]
         plan = triggers.plan(chosen, trigger, names)
-    statements = tables.missing(chosen, name) if sql else tables.prepare(chosen, name)
+    statements = tables.missing(chosen, name) if plan_only else tables.prepare(chosen, name)
     cost = None
     if plan is not None:
         statements += triggers.statements(chosen, plan)
-        if not sql:
+        if not plan_only:
             triggers.create(chosen, plan)
-            cost = triggers.measure(chosen, plan)
+            with terminal.busy(sys.stderr, f"{name}: measuring the trigger"):
+                cost = triggers.measure(chosen, plan)
     if as_json:
         output.print_json(
-            {"relay": name, "executed": not sql, "statements": statements, "cost": cost}
+            {"relay": name, "executed": not plan_only, "statements": statements, "cost": cost}
         )
     else:
         for statement in statements:
             typer.echo(_printed(statement, chosen.source))
-    if sql:
+    if plan_only:
+        if not sql:
+            output.say_dry_run()
         return
     if cost is not None:
         output.say(

@@ -104,11 +104,11 @@ def test_triggers_are_printed_for_the_database_and_their_cost_is_measured(
     run_script(database_url, printed.stdout)
     run_sql(database_url, "UPDATE job SET status = 'DONE'")
     assert run_sql(database_url, count) == [(1,)]
-    done = instep(tmp_path, *trigger)
+    done = instep(tmp_path, *trigger, "--execute")
     assert (done.returncode, done.stdout) == (0, printed.stdout)
     assert COST.search(done.stderr), done.stderr
     assert run_sql(database_url, count) == [(1,)]
-    cost = reported(tmp_path, *trigger)["cost"]
+    cost = reported(tmp_path, *trigger, "--execute")["cost"]
     assert cost["transactions"] == 200
     assert cost["with_ms"] > 0
 
