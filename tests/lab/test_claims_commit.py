@@ -9,6 +9,7 @@ import pytest
 
 from instep_lab.claims import commit, rebalance, speed
 from instep_lab.clients import committed_offsets, table
+from instep_lab.clients.consuming import CommitMode
 from instep_lab.clients.table import SqliteTable
 from instep_lab.verdict import ClaimVerdict, PartOutcome, Role
 from tests.lab.conftest import Settle
@@ -108,7 +109,7 @@ def test_commits_overtake_each_other_only_if_one_was_sent_again() -> None:
 def test_asynchronous_commits_are_slower_only_if_their_best_round_is(
     best_async: float, faster: bool | None
 ) -> None:
-    sync, asynchronous = commit.CommitMode.SYNC, commit.CommitMode.ASYNC
+    sync, asynchronous = CommitMode.SYNC, CommitMode.ASYNC
     speeds = {sync: [800.0, 5_000.0], asynchronous: [900.0, best_async]}
     assert commit._is_faster(speeds) is faster
 
