@@ -163,7 +163,7 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
         ({"table": "loose"}, "append", "column 'order_id' is the key and not unique"),
         ({"order": None}, "append", "KEY_NOT_UNIQUE: batch 0 of sink 'orders' has several rows"),
         ({}, "complete", 'outputMode("complete") writes the whole result'),
-        ({}, "update", "instep does not support Update mode"),
+        ({}, "update", "requirement failed: instep does not support Update mode"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(
