@@ -213,7 +213,11 @@ def settle(trial: Trial, teams: Sequence[Team], partitions: int) -> None:
             # A broker that has just started may refuse once.
             trial.note(f"cannot describe the groups: {failure.what}")
             return False
-        return all(_is_complete(groups[team.group], team.size, partitions) for team in teams)
+        return all(
+            _is_complete(groups[team.group], team.size, partitions)
+            and _agree(team, groups[team.group])
+            for team in teams
+        )
 
     trial.wait(
         reached,
@@ -230,6 +234,17 @@ def _seems_complete(team: Team, partitions: int) -> bool:
         return sum(held) == partitions
     # The progress of a member in another process is not visible here.
     return 0 < sum(held) <= partitions
+
+
+def _agree(team: Team, group: consumer_groups.Group) -> bool:
+    """Return whether the members hold what the brokers have assigned to them.
+
+    The brokers may have shared out the partitions again when the members do not know it yet.
+    """
+    if team.killable is not None:
+        return True
+    held = sorted(len(one.held) for one in team.members)
+    return held == sorted(len(member.assigned) for member in group.members)
 
 
 def _is_complete(group: consumer_groups.Group, size: int, partitions: int) -> bool:
