@@ -208,10 +208,10 @@ def release(
 def skip(
     document: Document,
     why: RequiredWhy,
-    at: Annotated[
+    blocking: Annotated[
         str | None,
         typer.Option(
-            "--at", metavar="PARTITION:OFFSET", help="Only if this event blocks the document."
+            "--event", metavar="PARTITION:OFFSET", help="Only if this event blocks the document."
         ),
     ] = None,
     pipeline: PipelineName = None,
@@ -228,7 +228,9 @@ def skip(
     options.require_reason(why)
     name = owners.selected(pipeline)
     with owners.session(name) as session:
-        planned = selection.parse_position(session.sink.target.topic, at) if at else None
+        planned = None
+        if blocking:
+            planned = selection.parse_position(session.sink.target.topic, blocking)
         event, waiting = parked.skip(session, document, why, execute=execute, planned=planned)
     if as_json:
         output.print_json(

@@ -223,7 +223,7 @@ WRONG_USE: list[tuple[tuple[str, ...], str]] = [
     (("parked", "release"), "no documents are selected"),
     (("parked", "release", "nobody"), "is not parked"),
     (("parked", "skip", "nobody", "--why", "x"), "is not parked"),
-    (("parked", "skip", "nobody", "--why", "x", "--at", "0"), "'0' is not a place"),
+    (("parked", "skip", "nobody", "--why", "x", "--event", "0"), "'0' is not a place"),
     (("parked", "release", "--until", "soon"), "'soon' is not a time"),
     (("parked", "show", "nobody"), "is not parked"),
     (("show", "nobody\x1b[31m"), "no pipeline knows document 'nobody\\x1b[31m'"),

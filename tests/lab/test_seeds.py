@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from instep_lab import seeds, store
 from instep_lab.verdict import PartOutcome, Role, VerdictPart
 from tests.lab import labs
@@ -67,6 +69,7 @@ def test_runs_with_several_seeds_report_what_differs(tmp_path: Path) -> None:
     assert [store.read_run(one).seed for one in kept] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_the_same_verdicts_are_no_failure(tmp_path: Path) -> None:
     done = run(tmp_path / "home", "run", "luck", "--seeds", "2", "--seed", "1", "--json")
     assert done.returncode == 0, done.stderr

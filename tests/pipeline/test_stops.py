@@ -267,7 +267,7 @@ def make_harness(
 # --- the topic ------------------------------------------------------------------------------------
 
 
-@on_both_engines
+@mostly_resident
 def test_a_deleted_topic_stops_the_pipeline(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.publish(*(event(f"a{n}", 2) for n in range(9)))

@@ -12,7 +12,7 @@ from instep.kafka.connection import Cluster
 from instep.pipeline.runner import Runner
 from instep.reconcile import repair
 from tests.support.databases import run_sql
-from tests.support.pipelines import Prove, both_engines, drained, following, on_both_engines
+from tests.support.pipelines import Prove, both_engines, drained, following, mostly_resident
 from tests.support.reconciling import counted
 from tests.support.runs import event, send
 
@@ -33,7 +33,7 @@ def lines(url: str) -> list[Any]:
     return run_sql(url, query)
 
 
-@on_both_engines
+@mostly_resident
 def test_damage_of_each_table_is_found_and_repaired(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:

@@ -52,7 +52,7 @@ def backup() -> Iterator[Callable[[str], Backup]]:
         one.remove()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def test_a_restored_database_stops_the_query_until_its_checkpoint_is_restored(
     spark: Any,
     kind: str,

@@ -150,6 +150,7 @@ def test_a_hundred_kills_lose_repeat_and_reorder_nothing(cluster: Cluster, tmp_p
 
 
 @pytest.mark.own_spark
+@pytest.mark.long
 def test_a_kill_before_the_commit_of_a_transformed_batch_repeats_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -415,7 +415,7 @@ def _skip_command(
     topic = view.workspace.declared.pipelines[choice.pipeline].topic
     # an event of a topic that was replaced has no place that a command could name
     if change.position.is_loaded or change.position.log == topic:
-        options += ["--at", str(change.position)]
+        options += ["--event", str(change.position)]
     return view.workspace.command(*action.command, *options, items=[change.document or ""])
 
 
