@@ -343,7 +343,7 @@ def _headers(place: str, field: T.StructField) -> Column:
         and isinstance(kind.valueType, T.StringType | T.BinaryType)
     ):
         raise errors.SettingsError(
-            f"{place} yields {kind.simpleString()} as {HEADERS!r}, which is no map of text",
+            f"{place} yields {kind.simpleString()} as {HEADERS!r}, which is not a map of text",
             f"use map('name', value, …) AS {HEADERS}; without the column, a record keeps its own",
         )
     return F.map_entries(F.col(HEADERS)).cast(HEADERS_TYPE)

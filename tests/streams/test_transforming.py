@@ -231,7 +231,7 @@ def test_output_without_a_key_or_too_large_is_a_dead_letter(cluster: Cluster, co
         ("SELECT key FROM records", "does not yield the column 'value'"),
         ("SELECT value, offset FROM records", "yields the column 'offset', which has no place"),
         ("SELECT offset AS value FROM records", "yields bigint as 'value'"),
-        ("SELECT value, struct(key) AS headers FROM records", "as 'headers', which is no map"),
+        ("SELECT value, struct(key) AS headers FROM records", "as 'headers', which is not a map"),
         ("SELECT value FROM record", "TABLE_OR_VIEW_NOT_FOUND"),
     ],
 )
