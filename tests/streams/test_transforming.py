@@ -158,14 +158,23 @@ def test_a_stream_follows_the_log_and_continues_behind_a_stop(cluster: Cluster, 
 def test_a_batch_is_cut_at_its_size_and_nothing_is_lost(
     cluster: Cluster, copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transforming, "BATCH_BYTES_MAX", 3_000)
-    name, stream = declare(cluster, sql="SELECT value FROM records", batch_rows_max=70)
+    batches = []
+
+    class CountedOutputs(transforming.BatchOutputs):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            batches.append(self)
+
+    monkeypatch.setattr(transforming, "BatchOutputs", CountedOutputs)
+    monkeypatch.setattr(transforming, "BATCH_BYTES_MAX", 1_000)
+    name, stream = declare(cluster, sql="SELECT value FROM records")
     for partition in range(3):
         publish(cluster, stream.source, [f"{partition}-{n}" for n in range(300)], partition)
     ended(copy(name, stream, once=True))
     found = log(cluster, stream.target)
     assert len(found) == len({own_id(record) for record in found}) == 900
     assert contents(found) == contents(log(cluster, stream.source))
+    assert len(batches) > 5  # without a limit, one batch would have all of them
 
 
 def test_of_two_runs_at_once_the_older_one_ends(cluster: Cluster, copy: Copy) -> None:
