@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from instep import errors, masking, settings
+from instep.settings import loading
 from tests.support.cli import settings_text
 
 GOOD = settings_text(
@@ -372,7 +373,7 @@ def test_values_from_the_environment_are_never_shown() -> None:
     columns = { a = "${HIDDEN}", b = "s" }
     transitions = { A = ["${HIDDEN}", "B"] }
     """
-    loaded = settings._read(text, {"HOST": "lair", "HIDDEN": "hush"}, "instep.toml")
+    loaded = loading.read(text, {"HOST": "lair", "HIDDEN": "hush"}, "instep.toml")
     found = dict(loaded.shown())
     assert "hush" not in str(found)
     assert "lair" not in str(found)

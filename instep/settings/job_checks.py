@@ -1,0 +1,124 @@
+"""Check what the types of the settings of streams, KPIs, archives and relays cannot express."""
+
+from __future__ import annotations
+
+from instep import errors
+from instep.settings import lookup
+from instep.settings.file import JOB_TABLES, Settings
+from instep.settings.jobs import Archive, Kpi, Stream
+from instep.settings.pipeline_checks import check_start
+from instep.settings.values import KPI_NAME_CHARACTERS_MAX, TOPIC_PART
+
+
+def refuse_shared_names(settings: Settings) -> None:
+    """Refuse a name that two jobs have: `instep run NAME` would be ambiguous."""
+    seen: dict[str, str] = {}
+    for table in JOB_TABLES.values():
+        for name in getattr(settings, table):
+            if name in seen:
+                raise errors.SettingsError(
+                    f"{seen[name]}.{name} and {table}.{name} have the same name, which"
+                    " `instep run` needs to tell them apart",
+                    "rename one of them; a job that has run before keeps its position only under"
+                    " its old name",
+                )
+            seen[name] = table
+
+
+def refuse_shared_folders(settings: Settings) -> None:
+    """Refuse two archives in one folder."""
+    seen: dict[str, str] = {}
+    for name, archive in settings.archives.items():
+        other = seen.setdefault(archive.path.rstrip("/"), name)
+        if other != name:
+            raise errors.SettingsError(
+                f"archives.{name}.path is the folder of archives.{other}",
+                "give each archive a folder of its own",
+            )
+
+
+def check_stream(name: str, stream: Stream) -> None:
+    place = f"streams.{name}"
+    if not TOPIC_PART.fullmatch(name):
+        raise errors.SettingsError(
+            f"{place}: a stream's name is part of a topic's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
+    if stream.sql is not None and stream.python is not None:
+        raise errors.SettingsError(f"{place} has both sql and python", "remove one of them")
+    if stream.target == stream.source or stream.dead_letters == stream.source:
+        raise errors.SettingsError(
+            f"{place} publishes to the topic {stream.source!r} that it reads: it would never end",
+            "publish to another topic",
+        )
+    if stream.dead_letters == stream.target:
+        raise errors.SettingsError(
+            f"{place}.dead_letters is the output topic", "choose another topic"
+        )
+    check_start(place, stream.start)
+
+
+def check_kpi(settings: Settings, name: str, kpi: Kpi) -> None:
+    place = f"kpis.{name}"
+    if not name or len(name) > 100:
+        raise errors.SettingsError(
+            f"{place}: a KPI's name must have 1 to 100 characters", "choose another name"
+        )
+    if (kpi.pipeline is None) is (kpi.topic is None):
+        problem = "both `pipeline` and `topic`" if kpi.topic else "neither `pipeline` nor `topic`"
+        raise errors.SettingsError(f"{place} has {problem}", "name one of them")
+    event = kpi.event
+    if kpi.pipeline is not None:
+        event = lookup.pipeline(settings, kpi.pipeline).event
+    if kpi.pipeline is not None and kpi.event is not None:
+        raise errors.SettingsError(
+            f"{place}.event is set, but pipeline {kpi.pipeline!r} says which fields are used",
+            "remove it, or name a topic instead of the pipeline",
+        )
+    if kpi.topic is not None and kpi.target is None:
+        raise errors.SettingsError(
+            f"{place} has no target database", 'add e.g. target = "sqlite:///kpis.db"'
+        )
+    if event is None or event.status is None:
+        where = f"pipelines.{kpi.pipeline}" if kpi.pipeline else place
+        raise errors.SettingsError(
+            f"{place} counts status changes, but {where}.event.status is not set",
+            f'add to [{where}.event]: status = "status"',
+        )
+    _check_durations(place, kpi)
+    check_start(place, kpi.start)
+
+
+def _check_durations(place: str, kpi: Kpi) -> None:
+    for name, statuses in kpi.durations.items():
+        if not name or len(name) > KPI_NAME_CHARACTERS_MAX or not name.isprintable():
+            raise errors.SettingsError(
+                f"{place}.durations: {name!r} cannot be the name of a duration",
+                f"use 1 to {KPI_NAME_CHARACTERS_MAX} printable characters",
+            )
+        if len(set(statuses)) != 2 or len(statuses) != 2 or "" in statuses:
+            raise errors.SettingsError(
+                f"{place}.durations.{name} is {statuses!r}",
+                'name two different statuses: ["QUEUED", "PRINTED"]',
+            )
+
+
+def check_archive(name: str, archive: Archive) -> None:
+    place = f"archives.{name}"
+    if not TOPIC_PART.fullmatch(name):
+        raise errors.SettingsError(
+            f"{place}: an archive's name is part of a consumer group's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
+    if not archive.path:
+        raise errors.SettingsError(f"{place}.path is empty", "name a folder of its own")
+    check_start(place, archive.start)
+
+
+def check_relay(name: str) -> None:
+    """Refuse a name that cannot be part of a topic's name."""
+    if not TOPIC_PART.fullmatch(name):
+        raise errors.SettingsError(
+            f"relays.{name}: a relay's name is part of a topic's name",
+            "use 1 to 100 letters, digits, dots, hyphens and underscores",
+        )
