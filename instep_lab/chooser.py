@@ -72,7 +72,10 @@ QUESTIONS = (
         "loss",
         "May records be lost?",
         {
-            LossAllowed.NO: "no acknowledged record may be lost, even if a broker dies",
+            LossAllowed.NO: (
+                "no acknowledged record may be lost, even if a broker dies; what retention deletes"
+                " is another matter"
+            ),
             LossAllowed.SOME: "some may be lost when a broker or a consumer dies",
         },
     ),
@@ -234,7 +237,10 @@ def _producer(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
             "acks", "1", "only the leader has an acknowledged record", "send-1", "send-13"
         )
         yield setting(
-            "enable.idempotence", "false", "it would need acks=all; retries may repeat", "send-8"
+            "enable.idempotence",
+            "false",
+            "retries may repeat; idempotence would need acks=all, as Kafka's documentation says",
+            "send-8",
         )
     if answers.order is Ordering.KEY and answers.client is ClientKind.LIBRDKAFKA:
         yield setting(
@@ -284,7 +290,8 @@ def _consumer(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
         yield setting(
             "auto.offset.reset",
             "earliest",
-            "a group without an offset reads what the log still has",
+            "a group without an offset reads what the log still has; what retention has deleted"
+            " is skipped without an error",
             "start-2",
             "start-7",
         )
@@ -335,7 +342,7 @@ def _topic(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
             "unclean.leader.election.enable",
             "false",
             "a replica that lacks records never becomes the leader",
-            "send-10",
+            "send-1",
         )
     else:
         yield setting("replicas", "2", "one broker may die", "topic-9")
@@ -390,11 +397,20 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
             )
         case Ordering.NONE:
             pass
+    commits_first = answers.loss is LossAllowed.SOME and answers.repeats is RepeatsAllowed.NO
+    if answers.order is not Ordering.ALL and not commits_first:
+        yield ProgramRule(_threads(answers), ("commit-1", "commit-13"))
     yield ProgramRule(
         "Finish the work on each batch within `max.poll.interval.ms`: a member that hangs loses its"
-        " partitions, and another one repeats its records.",
-        ("commit-17",),
+        f" partitions, and {_after_a_hang(answers)}.",
+        ("commit-17", "commit-12"),
     )
+    if answers.repeats is RepeatsAllowed.NO:
+        yield ProgramRule(
+            "Give each record an id or a version and check it when writing: a publisher that"
+            " restarts may send a record again.",
+            ("send-9", "commit-9"),
+        )
     match answers.loss, answers.repeats:
         case LossAllowed.NO, RepeatsAllowed.NO:
             yield ProgramRule(
@@ -403,18 +419,15 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
                 ("commit-8",),
             )
             yield ProgramRule(
-                "If the result goes to Kafka instead, send it and the offsets in one transaction.",
+                "If the result goes to Kafka instead, send it and the offsets in one transaction,"
+                " and set `isolation.level=read_committed` in every reader of the results:"
+                " `read_uncommitted`, Java's default, also returns aborted results.",
                 ("commit-15",),
             )
             yield ProgramRule(
                 "Set the group's first offset before its first start, for example with `instep"
                 " groups reset`: without one the consumer ends with an error.",
                 ("start-5",),
-            )
-            yield ProgramRule(
-                "Give each record an id or a version and check it when writing: a publisher that"
-                " restarts may send a record again.",
-                ("send-9", "commit-9"),
             )
         case LossAllowed.NO, _:
             yield ProgramRule(
@@ -430,6 +443,31 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
             )
         case _:
             pass
+
+
+def _threads(answers: ChooserAnswers) -> str:
+    """Return what threads have to do so that a crash does not lose what they work on."""
+    if answers.loss is LossAllowed.NO:
+        return (
+            "With several threads, commit an offset only when they have finished every earlier"
+            " record of its partition, and wait for them before a partition is given up at a"
+            " rebalance: otherwise a crash or a rebalance loses records."
+        )
+    if answers.client is ClientKind.LIBRDKAFKA:
+        return (
+            "With several threads, store an offset only when they have finished every earlier"
+            " record of its partition: otherwise a crash loses more than it has to."
+        )
+    return (
+        "With automatic commit, work in the thread that polls: with other threads, a crash or a"
+        " rebalance loses what they have not finished."
+    )
+
+
+def _after_a_hang(answers: ChooserAnswers) -> str:
+    if answers.loss is LossAllowed.SOME and answers.repeats is RepeatsAllowed.NO:
+        return "what it committed before is not read again"
+    return "another one repeats its records, and its own commit fails"
 
 
 def _warnings(answers: ChooserAnswers) -> Iterator[str]:
@@ -480,12 +518,19 @@ def section() -> str:
         for question in QUESTIONS
     ]
     absences = [
-        [f"`{away}`", QUESTIONS[3].answers[away], *_kept(away), _claims(("topic-5", "start-7"))]
+        [
+            f"`{away}`",
+            QUESTIONS[3].answers[away],
+            *_kept(away),
+            _claims(("topic-5", "start-7", "start-3")),
+        ]
         for away in Absence
     ]
     parts = [
         _table(("question", "option", "answers"), rows),
-        "How long a consumer may be away decides how long records and commits are kept:",
+        "How long a consumer may be away decides how long records and commits are kept."
+        " `retention.ms` is a setting of the topic; `offsets.retention.minutes` is one of the"
+        " broker, for all groups:",
         _table(
             ("away", "meaning", "`retention.ms`", "`offsets.retention.minutes`", "shown by"),
             absences,

@@ -1,14 +1,12 @@
 """The statements that the lab began with, and where each is tested or answered.
 
-They were collected from a team's notes about Kafka. `page` is docs/lab/statements.md:
-
-    python -m instep_lab.statements > docs/lab/statements.md
+They were collected from a team's notes about Kafka. `page` is docs/lab/statements.md, which
+`python -m instep_lab.report` writes with the verdicts of the published run.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from instep.report.markup import markdown
@@ -255,24 +253,30 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
 ALL = [one for found in BY_TOPIC.values() for one in found]
 
 
-def page() -> str:
-    """Return docs/lab/statements.md."""
+def page(verdicts: Mapping[str, str]) -> str:
+    """Return docs/lab/statements.md, with the verdict of each claim that has one."""
     tested = sum(bool(one.claims) for one in ALL)
     parts = [
         "# Every statement",
         f"The lab began with {len(ALL)} statements from a team's notes. {tested} of them are tested"
         " by claims, which often cover several. The others are outdated and answered with the"
         " release that changed them, or say why the lab does not test them.",
-        *(part for topic, found in BY_TOPIC.items() for part in _section(topic, found)),
+        *(part for topic, found in BY_TOPIC.items() for part in _section(topic, found, verdicts)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(topic: str, found: tuple[NotedStatement, ...]) -> Iterator[str]:
+def _section(
+    topic: str, found: tuple[NotedStatement, ...], verdicts: Mapping[str, str]
+) -> Iterator[str]:
     yield f"## {topic}"
-    rows = [("statement", "tested by", "outdated since"), ("---", "---", "---")]
+    rows = [("statement", "tested by, with the verdict", "outdated since"), ("---", "---", "---")]
     rows += [
-        (_text(one), _links("claims.md#claim-", one.claims), _links("outdated.md#", one.outdated))
+        (
+            _text(one),
+            _links("claims.md#claim-", one.claims, verdicts),
+            _links("outdated.md#", one.outdated, {}),
+        )
         for one in found
     ]
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -283,9 +287,8 @@ def _text(one: NotedStatement) -> str:
     return f"{markdown(one.text)}{more}"
 
 
-def _links(address: str, ids: tuple[str, ...]) -> str:
-    return ", ".join(f"[{id_}]({address}{id_})" for id_ in ids)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())
+def _links(address: str, ids: tuple[str, ...], verdicts: Mapping[str, str]) -> str:
+    return ", ".join(
+        " ".join(word for word in (f"[{id_}]({address}{id_})", verdicts.get(id_)) if word)
+        for id_ in ids
+    )

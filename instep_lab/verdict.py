@@ -111,14 +111,14 @@ def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
     limits = [part for part in parts if part.role is Role.LIMIT]
     if len(refuted) == len(statements):
         if until:
-            reason = f"until {until}; {_list_parts('no longer true: ', refuted)}"
+            reason = f"until {until}; {_list_refuted('no longer true', refuted)}"
             return Judgement(ClaimVerdict.OUTDATED, reason)
-        return Judgement(ClaimVerdict.WRONG, _list_parts("not true: ", refuted))
+        return Judgement(ClaimVerdict.WRONG, _list_refuted("not true", refuted))
     if refuted or limits:
-        both = (_list_parts("not true: ", refuted), _list_parts("but ", limits))
         decisive = {_dependence(part, statements) for part in (*refuted, *limits)}
         most_surprising = next(one for one in Dependence if one in decisive)
-        return Judgement(DEPENDS[most_surprising], "; ".join(text for text in both if text))
+        reason = _list_exceptions(refuted, limits, len(statements) - len(refuted))
+        return Judgement(DEPENDS[most_surprising], reason)
     return Judgement(ClaimVerdict.RIGHT, _list_parts("", statements))
 
 
@@ -134,6 +134,24 @@ def _dependence(part: VerdictPart, statements: Sequence[VerdictPart]) -> Depende
     ):
         return Dependence.CLIENT
     return Dependence.SETTING
+
+
+def _list_exceptions(
+    refuted: Sequence[VerdictPart], limits: Sequence[VerdictPart], true: int
+) -> str:
+    """Say what does not hold, and that the other statements do."""
+    exceptions = _list_parts("but ", limits)
+    if not refuted:
+        return f"true, {exceptions}"
+    others = "the other statement is true" if true == 1 else f"the other {true} statements are true"
+    return "; ".join(
+        text for text in (_list_refuted("not true", refuted), others, exceptions) if text
+    )
+
+
+def _list_refuted(prefix: str, parts: Sequence[VerdictPart]) -> str:
+    """Quote the statements: a refuted one often has a negation of its own."""
+    return "; ".join(f"{prefix}: “{part.title}” ({part.evidence})" for part in parts)
 
 
 def _list_parts(prefix: str, parts: Sequence[VerdictPart]) -> str:

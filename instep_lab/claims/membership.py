@@ -580,7 +580,7 @@ class RestartEffect:
     def __str__(self) -> str:
         same = "the same" if self.same else "other"
         return (
-            f"the other member had {counted(self.changes, 'change')};"
+            f"the other member got or lost a partition {counted(self.changes, 'time')};"
             f" {same} partitions after {self.took_s:.1f} s"
         )
 

@@ -452,7 +452,7 @@ class Recipe(NamedTuple):
         producer = f"acks={self.acks}"
         if self.idempotent:
             producer = "idempotent"
-        return f"{producer}, replicas {self.replicas}, in-sync {self.in_sync}"
+        return f"{producer}, replicas {self.replicas}, min.insync {self.in_sync}"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -673,7 +673,7 @@ def _show_recipes(
             "producer",
             "acks",
             "replicas",
-            "in-sync",
+            "min.insync.replicas",
             "acknowledged",
             "lost",
             "repeated",

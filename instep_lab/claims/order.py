@@ -427,9 +427,9 @@ SENDERS = (
         "for a moment. Count repeats and the records that come after a later record of their key."
     ),
     advice=(
-        "Enable idempotence: it costs nothing, and it is the default of the Java client since "
-        "Kafka 3.0. One request in flight keeps the order with the Java client; with librdkafka "
-        "it does not replace idempotence."
+        "Enable idempotence; it is the default of the Java client since Kafka 3.0. It needs "
+        "acks=all, whose cost send-13 shows. One request in flight keeps the order with the Java "
+        "client; with librdkafka it does not replace idempotence."
     ),
     why=(
         "A request that the broker rejects is sent again, while requests behind it succeed, so "

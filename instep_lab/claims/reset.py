@@ -153,7 +153,8 @@ def _read_twice(
 @experiment(
     "start-7",
     statement=(
-        "A group whose committed offset was removed by retention falls back to auto.offset.reset"
+        "A group returns to find that retention has deleted the records at its committed offset: "
+        "auto.offset.reset decides where it continues"
     ),
     method=(
         "A group reads a few records and stays away. Retention removes the segments that it has "

@@ -9,12 +9,12 @@ from instep.document.showing import counted, plain
 from instep.report import plots
 from instep.report.markup import figure, markdown
 from instep.report.tables import Cell, ReportTable
-from instep_lab import store
-from instep_lab.claim import AnomalyExample, ClaimResult
+from instep_lab import statements, store
+from instep_lab.claim import AnomalyExample, ClaimResult, Tier
 from instep_lab.report import archive, contents
 from instep_lab.report.contents import LabReport, Section
 
-PAGE = "claims.md"
+PAGE, STATEMENTS = "claims.md", "statements.md"
 
 
 def pages(report: LabReport) -> dict[str, str]:
@@ -25,7 +25,8 @@ def pages(report: LabReport) -> dict[str, str]:
         if section.result
         for number, plot in enumerate(section.result.plots, start=1)
     }
-    return {PAGE: page(report), **drawn}
+    verdicts = {section.id: section.verdict for section in report.sections}
+    return {PAGE: page(report), STATEMENTS: statements.page(verdicts), **drawn}
 
 
 def page(report: LabReport) -> str:
@@ -48,6 +49,13 @@ def _introduction(report: LabReport) -> Iterator[str]:
         " repeats the experiments on your machine, and [Kafka lab](index.md) explains how a verdict"
         " is reached."
     )
+    if report.run.tier is Tier.QUICK:
+        yield (
+            "This was a run of the *quick* tier: no statement rests on more than a few kills, and"
+            " many rest on one. “0 of 1 kill: at most 95 %” means that one kill lost nothing, which"
+            " excludes almost nothing; “1 of 1 kill: at least 5 %” only shows that it can happen."
+            " `instep lab run --tier full` kills at least 30 times."
+        )
     if report.operations_kept is not None:
         yield (
             f"[Download the run]({archive.NAME}): the verdicts with their parts, the settings of"

@@ -147,6 +147,7 @@ def test_hostile_text_stays_text() -> None:
 def test_hostile_text_stays_text_in_markdown() -> None:
     files = markdown.pages(hostile_report())
     text = files.pop("claims.md")
+    assert "probe" not in files.pop("statements.md")
     outside = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
     outside = re.sub(r"(?<![`\\])(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
     assert "<script" not in outside
@@ -183,10 +184,12 @@ def test_the_same_run_gives_the_same_page_for_the_docs(tmp_path: Path) -> None:
         "plots/probe-1-2.svg",
         "plots/probe-1-3.svg",
         "run.tar.xz",
+        "statements.md",
     ]
     text = files[Path("claims.md")].decode()
     links = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text)) - {"index.md"}
     assert {link for link in links if not (tmp_path / "one" / link).exists()} == set()
+    assert "no statement rests on more than a few kills" in text
     for words in (
         "### probe-1: right",
         "### probe-2: INCONCLUSIVE",

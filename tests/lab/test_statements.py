@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from instep_lab import claims, outdated, statements
+from instep_lab.report import markdown
+from instep_lab.report.contents import LabReport
 
 PAGE = Path(__file__).parents[2] / "docs" / "lab" / "statements.md"
 
@@ -26,6 +28,7 @@ def test_every_outdated_statement_answers_one_of_the_notes_or_stands_for_itself(
     assert outdated.ALL.keys() - answered == {"commits-one-day"}
 
 
-def test_the_page_is_written_from_the_code() -> None:
-    """Write it again with: python -m instep_lab.statements > docs/lab/statements.md."""
-    assert PAGE.read_text(encoding="utf-8") == statements.page()
+def test_the_page_is_written_from_the_code_and_the_published_run(published: LabReport) -> None:
+    """Write it again with: python -m instep_lab.report docs/lab/run.tar.xz docs/lab."""
+    assert PAGE.read_text(encoding="utf-8") == markdown.pages(published)["statements.md"]
+    assert "[order-1](claims.md#claim-order-1) right |" in PAGE.read_text(encoding="utf-8")

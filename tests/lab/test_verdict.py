@@ -113,12 +113,15 @@ def test_the_reason_names_the_deciding_part() -> None:
     )
     limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
     assert judge([kept]).because == "kept: 0 lost"
-    assert judge([broken]).because == "not true: broken: 7 lost"
-    assert judge([broken], "2.8").because == "until 2.8; no longer true: broken: 7 lost"
+    assert judge([broken]).because == "not true: “broken” (7 lost)"
+    assert judge([broken], "2.8").because == "until 2.8; no longer true: “broken” (7 lost)"
     assert (
         judge([kept, broken, limit]).because
-        == "not true: broken: 7 lost; but not with one replica: 9 lost"
+        == "not true: “broken” (7 lost); the other statement is true;"
+        " but not with one replica: 9 lost"
     )
+    assert judge([kept, limit]).because == "true, but not with one replica: 9 lost"
+    assert judge([kept, kept, broken]).because.endswith("; the other 2 statements are true")
     assert (
         judge([kept, part(Role.CONTROL, FAIL, "the leader died", "it lived")]).because
         == "the leader died: it lived"
@@ -133,7 +136,7 @@ def about(client: str, result: PartOutcome, statement: str = "it holds") -> Verd
 def test_a_statement_that_is_true_for_one_client_only_depends_on_the_client() -> None:
     judged = judge([about("Java", PASS), about("librdkafka", FAIL)])
     assert judged.verdict is ClaimVerdict.DEPENDS_ON_CLIENT
-    assert judged.because == "not true: librdkafka: it holds: seen"
+    assert judged.because == "not true: “librdkafka: it holds” (seen); the other statement is true"
     both = [about("Java", FAIL), about("librdkafka", FAIL)]
     assert judge(both).verdict is ClaimVerdict.WRONG
     # another statement passes for the other client, but this one is refuted for both
