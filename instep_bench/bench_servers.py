@@ -21,7 +21,7 @@ from instep import errors, masking, settings, sinks
 from instep.kafka import connection, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import broker, class_archives, keeper_client, mariadb, postgres, server
-from instep.sinks import inspection, preparation, target
+from instep.sinks import connecting, inspection, preparation, target
 from instep.sinks.sink import Sink
 from instep_bench import meters
 
@@ -52,7 +52,7 @@ def check_target(name: str) -> None:
             f"give {known}",
         )
     if "://" in name:
-        with inspection.connection(target.database_url(name), create=True):
+        with connecting.connection(target.database_url(name), create=True):
             pass
 
 

@@ -15,8 +15,8 @@ import psutil
 import instep
 from instep import errors
 from instep.local import artifacts, java
+from instep.sinks import connecting, target
 from instep.sinks import facts as sink_facts
-from instep.sinks import inspection, target
 
 GIB = 1 << 30
 UNKNOWN = "unknown"
@@ -59,7 +59,7 @@ def releases(
 def database(url: str) -> str:
     """Return the version that a database reports."""
     try:
-        with inspection.connection(target.database_url(url)) as opened:
+        with connecting.connection(target.database_url(url)) as opened:
             version = opened.dialect.server_version_info or ()
     except errors.InstepError:
         return UNKNOWN

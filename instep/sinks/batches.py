@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep import errors
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 from instep.sinks.connection import Connection
 from instep.sinks.stored_values import utc_time
 from instep.sinks.tables import create, metadata, sink_metadata
@@ -209,7 +209,7 @@ def create_missing(url: str) -> None:
     Another query may be creating the same tables: a table that exists by then is no error.
     """
     where = target.database_url(url)
-    with inspection.connection(where) as opened:
+    with connecting.connection(where) as opened:
         for table in _missing(opened):
             for statement in create(table, opened.dialect):
                 try:
@@ -219,7 +219,7 @@ def create_missing(url: str) -> None:
                     opened.rollback()
                     if table not in _missing(opened):
                         break
-                    ours = inspection.translate(where, error.orig) if error.orig else None
+                    ours = connecting.translate(where, error.orig) if error.orig else None
                     if isinstance(ours, errors.PermissionLost):
                         raise _not_allowed(opened, ours) from error
                     raise
@@ -245,7 +245,7 @@ def adopt(url: str, sink: str) -> None:
     """Let the next batch of any query be applied to a sink, also to one never seen here."""
     create_missing(url)
     named = {"sink": sink, "query": ANY_QUERY}
-    with inspection.connection(target.database_url(url)) as opened:
+    with connecting.connection(target.database_url(url)) as opened:
         # the sink's row first, as a batch does, so that neither can overtake the other
         if opened.execute(sa.text(ADOPT), named).rowcount == 0:
             opened.execute(sa.text(ADOPT_NEW), named)
@@ -255,7 +255,7 @@ def adopt(url: str, sink: str) -> None:
 
 def stored_sinks(url: str) -> dict[str, StoredSink]:
     """Return all sinks of a database by name."""
-    with inspection.connection(target.database_url(url)) as opened:
+    with connecting.connection(target.database_url(url)) as opened:
         if not sa.inspect(opened).has_table("instep_sinks"):
             return {}
         return {str(row[0]): _stored(tuple(row[1:])) for row in opened.execute(sa.text(SELECT_ALL))}
@@ -263,7 +263,7 @@ def stored_sinks(url: str) -> dict[str, StoredSink]:
 
 def stored_tables(url: str) -> list[tuple[str, str, str]]:
     """Return the name in the journal, the sink and the definition of each table of a sink."""
-    with inspection.connection(target.database_url(url)) as opened:
+    with connecting.connection(target.database_url(url)) as opened:
         if not sa.inspect(opened).has_table("instep_sink_tables"):
             return []
         rows = opened.execute(sa.text(SELECT_TABLES))

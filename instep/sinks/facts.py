@@ -13,7 +13,7 @@ import psutil
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import inspection, tables, target
+from instep.sinks import connecting, inspection, table_reader, tables, target
 from instep.sinks.target import TableName
 
 POSTGRES_SETTINGS = (
@@ -157,7 +157,7 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     url = target.database_url(pipeline.target)
     blank = msgspec.structs.replace(blank_facts(url), key=sorted(pipeline.keys))
     try:
-        with inspection.connection(url) as opened:
+        with connecting.connection(url) as opened:
             facts = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
     except errors.InstepError as error:
         return msgspec.structs.replace(blank, unreachable=str(error))
@@ -223,7 +223,7 @@ def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
 def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:
     """Return the fields of the document's id whose key columns in the table are integers."""
     table = target.table_name(pipeline.table)
-    with inspection.connection(target.database_url(pipeline.target)) as opened:
+    with connecting.connection(target.database_url(pipeline.target)) as opened:
         view = sa.inspect(opened)
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(
@@ -281,7 +281,7 @@ def _with_table(
     opened: sa.Connection, facts: Facts, table: TableName, pipeline: settings.Pipeline
 ) -> Facts:
     """Add the facts about the target's table."""
-    reader = inspection.TableReader(opened, table)
+    reader = table_reader.TableReader(opened, table)
     written = (*pipeline.keys, *pipeline.columns)
     return msgspec.structs.replace(
         facts,
@@ -296,7 +296,7 @@ def _with_table(
     )
 
 
-def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[Reference]:
+def _references(reader: table_reader.TableReader, pipeline: settings.Pipeline) -> list[Reference]:
     """Return the foreign keys of the target's table that an event can violate."""
     keys = reader.view.get_foreign_keys(reader.table.name, schema=reader.table.schema)
     return [
@@ -380,7 +380,7 @@ def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Refer
     ]
 
 
-def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict[str, str]:
+def _checks(reader: table_reader.TableReader, pipeline: settings.Pipeline) -> dict[str, str]:
     """Return the CHECK constraints on mapped columns, without those that MariaDB uses for JSON."""
     constraints = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
     return {
@@ -390,12 +390,12 @@ def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict
             re.search(rf"(?<!\w){re.escape(name)}(?!\w)", check["sqltext"])
             for name in pipeline.columns
         )
-        and not inspection.JSON_CHECK.fullmatch(check["sqltext"])
+        and not table_reader.JSON_CHECK.fullmatch(check["sqltext"])
     }
 
 
 def _order_column(
-    reader: inspection.TableReader, pipeline: settings.Pipeline
+    reader: table_reader.TableReader, pipeline: settings.Pipeline
 ) -> tuple[str, str, int] | None:
     """Return the column of the order value if it has fewer than 32 bits."""
     if reader.dialect.name == "sqlite" or pipeline.event.order is None:
@@ -405,7 +405,7 @@ def _order_column(
         None,
     )
     kind = reader.columns[name]["type"] if name in reader.columns else None
-    bits = inspection.INTEGER_BITS.get(type(kind).__name__, 64)
+    bits = table_reader.INTEGER_BITS.get(type(kind).__name__, 64)
     if name is None or bits >= 32:
         return None
     value_bits = bits if getattr(kind, "unsigned", False) else bits - 1
@@ -416,7 +416,7 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _times_without_zone(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[str]:
+def _times_without_zone(reader: table_reader.TableReader, pipeline: settings.Pipeline) -> list[str]:
     """Return the mapped columns that store a time without its zone."""
     if reader.dialect.name == "sqlite":
         return []
@@ -602,7 +602,7 @@ def _lacks_temporary_tables(opened: sa.Connection) -> bool:
 def _translated(opened: sa.Connection, error: sa.exc.DBAPIError) -> errors.InstepError | None:
     if not isinstance(error.orig, Exception):
         return None
-    return inspection.translate(opened.engine.url, error.orig)
+    return connecting.translate(opened.engine.url, error.orig)
 
 
 def _clock_ahead_s(opened: sa.Connection, question: str) -> float:

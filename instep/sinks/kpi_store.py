@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep import errors
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 from instep.sinks.connection import Connection
 from instep.sinks.sink import Sink
 from instep.sinks.stored_values import chunks
@@ -186,7 +186,7 @@ def table_rows(sink: Sink) -> list[tuple[Any, ...]]:
 def check(url: str, kpi: str) -> StoredKpi | None:
     """Return the KPI's row; raise TargetUnfit if one of the tables is missing."""
     where = target.database_url(url)
-    with inspection.connection(where) as opened:
+    with connecting.connection(where) as opened:
         for table in missing(opened):
             raise errors.TargetUnfit(
                 f"{target.shown(where)} has no table {table.name}", "run: instep init"

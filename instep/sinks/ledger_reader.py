@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from instep import settings
 from instep.document.reasons import Reason
-from instep.sinks import inspection, runs, tables, target
+from instep.sinks import connecting, inspection, runs, tables, target
 from instep.sinks.runs import Run
 from instep.sinks.stored_values import utc_time
 from instep.sinks.target import Position
@@ -101,7 +101,7 @@ def given_up(name: str, pipeline: settings.Pipeline) -> int:
 @contextmanager
 def _opened(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
     url = target.database_url(pipeline.target)
-    with inspection.connection(url, read_only=True) as opened:
+    with connecting.connection(url, read_only=True) as opened:
         inspection.check_own_tables(opened, url, inspection.own_tables(sa.inspect(opened)))
         yield opened
 

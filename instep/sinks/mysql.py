@@ -1,7 +1,7 @@
 """MariaDB and MySQL: multi-row inserts and upserts, updates from the stage, LOAD DATA for history.
 
 Both use the same protocol and, for what is needed here, the same SQL. Their collations differ
-(`inspection.py`).
+(`table_reader.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from instep import settings
 from instep.document.outcome import DEAD, PARKED, PROCESSED, Outcome
-from instep.sinks import inspection, tables, target
+from instep.sinks import connecting, tables, target
 from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.stored_values import utc_time
 
@@ -37,7 +37,7 @@ class OutcomeQuery:
             try:
                 if self._connection is None:
                     self._connection = self._open.enter_context(
-                        inspection.connection(self._url, read_only=True)
+                        connecting.connection(self._url, read_only=True)
                     )
                 found = self._find(self._connection, position, document)
                 self._connection.rollback()  # the next query must see what was committed since

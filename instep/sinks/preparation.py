@@ -10,7 +10,16 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import declared_columns, inspection, kpi_store, schemas, tables, target
+from instep.sinks import (
+    connecting,
+    declared_columns,
+    inspection,
+    kpi_store,
+    schemas,
+    table_reader,
+    tables,
+    target,
+)
 
 Show = Callable[[Sequence[str]], None]
 
@@ -37,7 +46,7 @@ def prepare(
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite":
         _check_folder(Path(str(url.database)))
-    with _rights_explained(), inspection.connection(url, create=True) as opened:
+    with _rights_explained(), connecting.connection(url, create=True) as opened:
         missing = _missing(opened, pipeline, add_columns, is_kpi)
         show(missing)
         for statement in missing:
@@ -145,15 +154,15 @@ def _read_only(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
         with sa.create_engine("sqlite://").connect() as opened:
             yield opened
     else:
-        with inspection.connection(url) as opened:
+        with connecting.connection(url) as opened:
             yield opened
 
 
-def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.TableReader | None:
+def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> table_reader.TableReader | None:
     name = target.table_name(pipeline.table)
     if not sa.inspect(opened).has_table(name.name, schema=name.schema):
         return None
-    return inspection.TableReader(opened, name)
+    return table_reader.TableReader(opened, name)
 
 
 def _missing(
@@ -210,7 +219,7 @@ def _table_statements(
 def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:
     """Remove a pipeline and its tables from the database; with `own_tables` also instep's."""
     url = target.database_url(pipeline.target)
-    with inspection.connection(url) as opened:
+    with connecting.connection(url) as opened:
         for one in reversed(_tables(pipeline)):
             table = target.table_name(one.table)
             sa.Table(table.name, sa.MetaData(), schema=table.schema).drop(opened, checkfirst=True)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from instep.sinks import inspection, tables
+from instep.sinks import connecting, tables
 from instep.sinks.stored_values import kept_text, utc_time
 
 INTERVAL_S = 5.0
@@ -126,7 +126,7 @@ class Heartbeat:
     def _connection(self) -> sa.Connection:
         if self._opened is None:
             self._resources = contextlib.ExitStack()
-            opened = self._resources.enter_context(inspection.connection(self._url))
+            opened = self._resources.enter_context(connecting.connection(self._url))
             self._opened = opened.execution_options(isolation_level="AUTOCOMMIT")
         return self._opened
 

@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 
 PAGE_ROWS = 5_000
 SOURCE = "source_rows"  # the name of the query within the statement
@@ -165,7 +165,7 @@ ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 def _connection(url: str) -> Iterator[sa.Connection]:
     """Open a connection to the source; its errors name the source and not the target."""
     try:
-        with inspection.connection(target.database_url(url)) as opened:
+        with connecting.connection(target.database_url(url)) as opened:
             yield opened
     except (errors.TargetChanged, errors.TargetUnfit) as error:
         raise errors.SettingsError(

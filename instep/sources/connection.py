@@ -11,7 +11,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from instep import errors
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 
 SQLITE_BUSY_MS = 10_000
 # the database's own clock, in seconds since 1970
@@ -33,7 +33,7 @@ class SourceConnection:
         self.url = source_url(source)
         self._resources = ExitStack()
         with source_errors():
-            opened = self._resources.enter_context(inspection.connection(self.url))
+            opened = self._resources.enter_context(connecting.connection(self.url))
         self.dialect = opened.dialect
         self.clock = CLOCKS[self.dialect.name]
         self.driver: Any = opened.connection.driver_connection
@@ -185,7 +185,7 @@ class SourceConnection:
         except errors.InstepError:
             raise
         except Exception as error:
-            ours = inspection.translate(self.url, error)
+            ours = connecting.translate(self.url, error)
             if ours is None:
                 raise
             with source_errors():

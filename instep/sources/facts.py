@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import facts, inspection, target
+from instep.sinks import connecting, facts, target
 from instep.sinks.facts import Facts
 from instep.sinks.target import TableName
 from instep.sources import tables
@@ -47,7 +47,7 @@ def read(name: str, relay: settings.Relay) -> SourceFacts:
     try:
         url = source_url(relay.source)
         blank = facts.blank_facts(url)
-        with source_errors(), inspection.connection(url) as opened:
+        with source_errors(), connecting.connection(url) as opened:
             return _read(opened, blank, name, relay)
     except errors.InstepError as error:
         return SourceFacts(database=msgspec.structs.replace(blank, unreachable=str(error)))

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
 from instep import settings
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 from instep.sinks.target import TableName
 from instep.sources.connection import source_errors, source_url
 
@@ -100,14 +100,14 @@ def missing(relay: settings.Relay, name: str) -> list[str]:
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         with sa.create_engine("sqlite://").connect() as opened:
             return statements(opened, relay, name)
-    with source_errors(), inspection.connection(url) as opened:
+    with source_errors(), connecting.connection(url) as opened:
         return statements(opened, relay, name)
 
 
 def prepare(relay: settings.Relay, name: str) -> list[str]:
     """Create what is missing, with the relay's row, and return the statements."""
     url = source_url(relay.source)
-    with source_errors(), inspection.connection(url, create=True) as opened:
+    with source_errors(), connecting.connection(url, create=True) as opened:
         created = statements(opened, relay, name)
         for statement in created:
             if opened.dialect.paramstyle in ("format", "pyformat"):
@@ -126,7 +126,7 @@ def remove(relay: settings.Relay, name: str, *, with_own: bool) -> None:
     """Remove the outbox and the relay's row; with `with_own` also the tables beside it."""
     outbox = target.table_name(relay.outbox)
     beside = lease_table(outbox.schema)
-    with source_errors(), inspection.connection(source_url(relay.source)) as opened:
+    with source_errors(), connecting.connection(source_url(relay.source)) as opened:
         opened.exec_driver_sql(f"DROP TABLE IF EXISTS {quoted(opened.dialect, outbox)}")
         opened.execute(sa.delete(beside).where(beside.c.relay == name))
         for table in own_tables(relay) if with_own else ():

@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import inspection, target
+from instep.sinks import connecting, target
 from instep.sinks.target import TableName
 from instep.sources import tables
 from instep.sources.connection import SourceConnection, source_errors, source_url
@@ -52,7 +52,7 @@ def plan(relay: settings.Relay, table: str, columns: Sequence[str]) -> TriggerPl
         )
     name = target.table_name(table)
     url = source_url(relay.source)
-    with source_errors(), inspection.connection(url) as opened:
+    with source_errors(), connecting.connection(url) as opened:
         view = sa.inspect(opened)
         if not view.has_table(name.name, schema=name.schema):
             raise errors.SettingsError(

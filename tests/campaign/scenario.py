@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from instep.sinks import inspection, tables, target
+from instep.sinks import connecting, tables, target
 from tests.support import model
 from tests.support.databases import run_sql
 
@@ -116,7 +116,7 @@ class Scenario:
                 sa.Column("uid", tables.name_type(40)),
                 **engine,
             )
-        with inspection.connection(target.database_url(self.url), create=True) as opened:
+        with connecting.connection(target.database_url(self.url), create=True) as opened:
             metadata.create_all(opened)
             opened.commit()
         if self.constrained:

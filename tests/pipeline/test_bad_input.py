@@ -22,7 +22,7 @@ from instep.document.reasons import PARKS, Reason
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.operate import status
-from instep.sinks import inspection, preparation, tables, target
+from instep.sinks import connecting, preparation, tables, target
 from tests.pipeline import bad_input
 from tests.pipeline.bad_input import CASES, Case, Fate, Sent
 from tests.support.databases import run_sql
@@ -235,7 +235,7 @@ def make_table(url: str) -> None:
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
     )
-    with inspection.connection(target.database_url(url), create=True) as opened:
+    with connecting.connection(target.database_url(url), create=True) as opened:
         table.create(opened)
         opened.commit()
 

@@ -24,7 +24,7 @@ from instep.operate import dead_letters, log_replay, parked, rewind
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
-from instep.sinks import inspection, tables, target
+from instep.sinks import connecting, tables, target
 from instep.sinks.journal_entries import Selection
 from tests.support import model
 from tests.support.databases import run_sql
@@ -251,7 +251,7 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
     )
-    with inspection.connection(target.database_url(url), create=True) as opened:
+    with connecting.connection(target.database_url(url), create=True) as opened:
         table.create(opened)
         rows = [{"doc_no": document, "owner": "Ann"} for document in documents]
         if composite:

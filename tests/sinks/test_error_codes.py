@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pymysql.constants import ER
 
 from instep import errors
-from instep.sinks import inspection, mysql, postgres, sqlite, target
+from instep.sinks import connecting, mysql, postgres, sqlite, target
 from instep.sinks.sink import Sink
 from scripts import error_codes
 from tests.support.databases import declare, run_sql
@@ -187,5 +187,5 @@ def test_an_unknown_code_refuses_the_row_or_during_inspection_the_table(
     sink = open_sink(declare(database_url))
     with pytest.raises(errors.RowRefused, match=shown), sink.transaction():
         sink.connection.execute(statement)
-    with pytest.raises(errors.TargetUnfit, match=shown), inspection.connection(url) as opened:
+    with pytest.raises(errors.TargetUnfit, match=shown), connecting.connection(url) as opened:
         opened.execute(sa.text(statement))

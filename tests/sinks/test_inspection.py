@@ -14,7 +14,7 @@ from instep import errors
 from instep.document import kinds
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
-from instep.sinks import inspection, preparation, target
+from instep.sinks import connecting, inspection, preparation, table_reader, target
 from tests.support.databases import declare, run_sql
 from tests.support.tables import KEY, REST, kind_of, make
 from tests.support.waiting import wait_until
@@ -139,8 +139,8 @@ def test_a_key_whose_collation_confuses_ids(
     make(url, key=key)
     preparation.prepare(declare(url))
     assert inspection.inspect("contracts", declare(url)).loose_key
-    with inspection.connection(target.database_url(url)) as opened:
-        found = inspection.TableReader(opened, target.table_name("contract_document"))
+    with connecting.connection(target.database_url(url)) as opened:
+        found = table_reader.TableReader(opened, target.table_name("contract_document"))
         found.check(declare(url))
         assert words in (found.confused_ids("doc_no") or "")
 
@@ -308,8 +308,8 @@ def test_a_table_that_cannot_be_used_is_not_changed(database_url: str) -> None:
 
 
 def preparation_columns(url: str) -> set[str]:
-    with inspection.connection(target.database_url(url)) as opened:
-        return set(inspection.TableReader(opened, target.table_name("contract_document")).columns)
+    with connecting.connection(target.database_url(url)) as opened:
+        return set(table_reader.TableReader(opened, target.table_name("contract_document")).columns)
 
 
 def test_a_key_column_that_does_not_exist(database_url: str) -> None:

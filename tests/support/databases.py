@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from instep import settings, sinks
-from instep.sinks import inspection, preparation, target
+from instep.sinks import connecting, inspection, preparation, target
 from instep.sinks.sink import Sink
 
 BASE: dict[str, Any] = {
@@ -38,8 +38,8 @@ def _connection(url: str) -> AbstractContextManager[sa.Connection]:
     are pooled.
     """
     if url.startswith("sqlite") or "?" in url:
-        return inspection.connection(target.database_url(url), create=True)
-    engine = ENGINES.pop(url, None) or inspection.create_engine(
+        return connecting.connection(target.database_url(url), create=True)
+    engine = ENGINES.pop(url, None) or connecting.create_engine(
         target.database_url(url), pool_pre_ping=True
     )
     ENGINES[url] = engine
@@ -62,7 +62,7 @@ def has_uuid_type(url: str) -> bool:
     """Return whether a PostgreSQL or MariaDB has the type UUID. MariaDB has it since 10.7."""
     if url.startswith("postgres"):
         return True
-    with inspection.connection(target.database_url(url)) as opened:
+    with connecting.connection(target.database_url(url)) as opened:
         return (opened.dialect.server_version_info or ()) >= (10, 7)
 
 

@@ -1,7 +1,17 @@
 """The rules, by the part of the pipeline, relay or stream that they check."""
 
 from instep.vet.rule import RULES
-from instep.vet.rules import cluster, database, output, pipeline, publisher, records, relay, topic
+from instep.vet.rules import (
+    cluster,
+    database,
+    output,
+    pipeline,
+    publisher,
+    records,
+    relay,
+    target_table,
+    topic,
+)
 
 ALL = RULES
 
@@ -14,5 +24,6 @@ __all__ = [
     "publisher",
     "records",
     "relay",
+    "target_table",
     "topic",
 ]

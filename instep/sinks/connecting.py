@@ -1,0 +1,134 @@
+"""Connect to a database through SQLAlchemy, and translate its errors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from instep import errors, extras
+from instep.sinks import sqlite, target, tls
+
+
+@contextmanager
+def connection(
+    url: sa.URL, *, create: bool = False, read_only: bool = False
+) -> Iterator[sa.Connection]:
+    """Open a connection to inspect and create tables; errors are raised as ours.
+
+    `create` creates a missing SQLite file. `read_only` only needs the right to read, also for a
+    SQLite file and its folder.
+    """
+    given_url, started_s = url, time.monotonic()
+    if url.get_backend_name() == "sqlite" and not create:
+        mode = _reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
+        url = url.set(
+            database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"}
+        )
+    try:
+        engine = create_engine(url, poolclass=sa.pool.NullPool)
+    except ModuleNotFoundError:
+        name = url.get_backend_name()
+        raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
+    try:
+        with engine.connect() as opened:
+            _refuse_raw_bytes(opened, given_url)
+            yield opened
+    except sa.exc.DBAPIError as error:
+        ours = translate(given_url, error.orig) if isinstance(error.orig, Exception) else None
+        if ours is None:
+            raise
+        if isinstance(ours, errors.RowRefused):  # no row was written here
+            ours = errors.TargetUnfit(
+                ours.what,
+                "have an administrator run the statements that `instep init --sql` prints",
+            )
+        if isinstance(ours, errors.Unreachable):
+            ours = type(ours)(
+                f"{ours.what} (tried for {time.monotonic() - started_s:.0f} s)", ours.remedy
+            )
+        raise ours from error
+    finally:
+        engine.dispose()
+
+
+def _reading_mode(file: Path) -> dict[str, str]:
+    """Return the options that open a SQLite file for reading.
+
+    A database in WAL mode needs files beside it, which even a reader creates, but not in a
+    read-only folder. If these files are missing, nobody has the database open, so it can be read
+    as it is.
+    """
+    unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
+    if unused and file.exists():
+        return {"mode": "ro", "immutable": "1"}
+    return {"mode": "ro"}
+
+
+def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
+    """Refuse PostgreSQL's SQL_ASCII, which stores bytes of any encoding instead of text."""
+    driver: Any = opened.connection.driver_connection
+    if (
+        opened.dialect.name != "postgresql"
+        or driver.info.parameter_status("server_encoding") != "SQL_ASCII"
+    ):
+        return
+    raise errors.TargetUnfit(
+        f"{target.shown(url)} has the encoding SQL_ASCII,"
+        " which stores bytes of any encoding instead of text",
+        "move the tables to a database created with:"
+        " CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+    )
+
+
+def create_engine(url: sa.URL, **options: Any) -> sa.Engine:
+    """Return SQLAlchemy's engine for a URL with our TLS options."""
+    engine = sa.create_engine(tls.without_mysql(url), connect_args=_arguments(url), **options)
+    if url.get_backend_name() in ("mysql", "mariadb"):
+        from instep.sinks import mysql
+
+        @sa.event.listens_for(engine, "do_connect")
+        def connect(_dialect: Any, _record: Any, _arguments: Any, named: dict[str, Any]) -> Any:
+            return mysql.DriverConnection(**named)
+
+    return engine
+
+
+def _arguments(url: sa.URL) -> dict[str, Any]:
+    """Return the driver's arguments beside the URL."""
+    match url.get_backend_name():
+        case "sqlite":
+            return {}
+        case "postgresql":
+            tls.check(url)
+            # Behind a pooler each statement may run in another session, which does not know the
+            # prepared statement.
+            return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
+        case _:
+            # The server's default mode may change the meaning of quotes.
+            return {
+                "connect_timeout": 5,
+                "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
+                **tls.mysql_arguments(url),
+            }
+
+
+def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
+    """Return a driver's error as ours, by the table in its module."""
+    match url.get_backend_name():
+        case "sqlite":
+            return sqlite.translate(error, url)
+        case "postgresql":
+            from instep.sinks import postgres
+
+            return postgres.translate(error, url)
+        case _:
+            from instep.sinks import mysql as mysql_sink
+
+            return mysql_sink.translate(error, url)
