@@ -8,7 +8,6 @@ otherwise there is no result.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from pyarrow import dataset
 
 from instep import errors
 from instep.report.tables import Cell, ReportTable
-from instep_bench import bench_servers, charts, load, machine
+from instep_bench import bench_servers, charts, load, machine, turns
 from instep_bench.contestant_program import ContestantProgram, Order
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
@@ -30,7 +29,6 @@ PROMISES = {
     FILE_SINK: "exactly once for Spark, which reads its log of files; other readers see files of"
     " batches that failed",
 }
-PATIENCE_S = 1_800.0
 SPEED_BAR = 200_000
 
 
@@ -90,9 +88,7 @@ def run(options: ArchiveOptions, say: Callable[[str], None], command: str) -> Be
 
 def check(options: ArchiveOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
-    for name in ("events", "documents", "size", "partitions", "rounds"):
-        if getattr(options, name) < 1:
-            raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
+    turns.require_positive(options, "events", "documents", "size", "partitions", "rounds")
     return load.Load(
         events=options.events,
         documents=options.documents,
@@ -111,17 +107,13 @@ def _measure(
     topic: str,
     say: Callable[[str], None],
 ) -> Measured:
-    measured: dict[str, list[ArchivingRun]] = {name: [] for name in PROMISES}
-    for number in range(-1, options.rounds):
-        names = list(PROMISES) if number % 2 else list(reversed(PROMISES))
-        for name in names:
-            done = _archive(options, program, servers, topic, name, number)
-            if number < 0:
-                say(f"{name}: warmed up")
-                continue
-            measured[name].append(done)
-            say(f"{name}: {options.events / done.seconds:,.0f} events/s, {done.files} files")
-    return measured
+    return turns.alternate(
+        list(PROMISES),
+        options.rounds,
+        lambda name, number: _archive(options, program, servers, topic, name, number),
+        lambda one: f"{options.events / one.seconds:,.0f} events/s, {one.files} files",
+        say,
+    )
 
 
 def _archive(
@@ -142,12 +134,7 @@ def _archive(
     }
     config.write_text(tomli_w.dumps(declared), encoding="utf-8")
     servers.groups.append(f"instep-{run}")
-    began = time.monotonic()
-    program.send(Order(str(config), run, [name]))
-    result = program.receive(PATIENCE_S)
-    seconds = time.monotonic() - began
-    if result.error:
-        raise errors.InstepError(f"{name} failed: {result.error}")
+    seconds = program.carry_out(Order(str(config), run, [name]), name)
     files = [file for file in folder.rglob("*.parquet") if file.is_file()]
     _refuse_differences(name, files, options.events)
     return ArchivingRun(seconds, len(files), sum(file.stat().st_size for file in files))

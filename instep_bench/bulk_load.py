@@ -28,6 +28,7 @@ from instep_bench import (
     load,
     machine,
     row_check,
+    turns,
 )
 from instep_bench.latency_join import EventTiming
 from instep_bench.monitored_run import MonitoredRun
@@ -108,10 +109,7 @@ def run(options: BulkLoadOptions, say: Say, command: str) -> BenchResult:
 
 def _check(options: BulkLoadOptions) -> None:
     bench_servers.check_target(options.target)
-    if min(options.rows, options.rate, options.documents, options.partitions) < 1:
-        raise errors.SettingsError(
-            "rows, rate, documents and partitions must be at least 1", "give at least 1 of each"
-        )
+    turns.require_positive(options, "rows", "rate", "documents", "partitions")
     if options.seconds <= 0 or options.warm_up_s < 0:
         raise errors.SettingsError(
             "the events must flow for longer than 0 seconds, and no time may be negative",

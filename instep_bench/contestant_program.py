@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from instep.local import keeper_client, paths
 from instep.waiting import wait_until
 
 POLL_INTERVAL_S = 0.01
+PATIENCE_S = 1_800.0
 TAIL_LINES = 15
 ERROR_CHARACTERS = 900
 
@@ -121,6 +123,19 @@ class ContestantProgram:
         self._answers_read += 1
         line = self._answers.read_bytes().split(b"\n")[self._answers_read - 1]
         return msgspec.json.decode(line, type=OrderResult)
+
+    def carry_out(self, order: Order, name: str) -> float:
+        """Give an order and wait for its end; return the seconds that it took.
+
+        `name` is the contestant's, for the error if it fails.
+        """
+        began = time.monotonic()
+        self.send(order)
+        result = self.receive(PATIENCE_S)
+        seconds = time.monotonic() - began
+        if result.error:
+            raise errors.InstepError(f"{name} failed: {result.error}")
+        return seconds
 
     def has_answered(self) -> bool:
         # A line without its end is still being written.

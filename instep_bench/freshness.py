@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from instep import errors, settings
-from instep_bench import bench_servers, freshness_report, latency_join, machine, row_check
+from instep_bench import bench_servers, freshness_report, latency_join, machine, row_check, turns
 from instep_bench.monitored_run import MonitoredRun
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
@@ -90,10 +90,7 @@ def _check(options: FreshnessOptions) -> None:
             "a load must last longer than 0 seconds, and no time may be negative",
             "give durations above 0",
         )
-    if options.documents < 1 or options.partitions < 1:
-        raise errors.SettingsError(
-            "at least one document and one partition are needed", "give at least 1 of each"
-        )
+    turns.require_positive(options, "documents", "partitions")
 
 
 class _FreshnessBench:

@@ -26,7 +26,7 @@ from instep.kpis.definition import KpiDefinition
 from instep.report.tables import Cell, ReportTable
 from instep.sinks import inspection, kpi_store, preparation
 from instep.waiting import wait_until
-from instep_bench import bench_servers, load, machine
+from instep_bench import bench_servers, load, machine, turns
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
 
@@ -128,10 +128,7 @@ def report_table(minutes: Sequence[int], sent: Sums, behind: Sequence[float]) ->
 
 def _check(options: KpiOptions) -> None:
     bench_servers.check_target(options.target)
-    if min(options.rate, options.minutes, options.documents, options.partitions) < 1:
-        raise errors.SettingsError(
-            "rate, minutes, documents and partitions must be at least 1", "give at least 1 of each"
-        )
+    turns.require_positive(options, "rate", "minutes", "documents", "partitions")
 
 
 def _declare(bootstrap: str, topic: str, url: str) -> tuple[KpiDefinition, dict[str, object]]:

@@ -35,7 +35,14 @@ from instep.report.tables import Cell, ReportTable
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
 from instep.waiting import wait_until
-from instep_bench import bench_servers, compared_delays, freshness_report, machine, row_check
+from instep_bench import (
+    bench_servers,
+    compared_delays,
+    freshness_report,
+    machine,
+    row_check,
+    turns,
+)
 from instep_bench.latency_join import SentEvent
 from instep_bench.monitored_run import MonitoredRun
 from instep_bench.outbox_writer import OutboxSource, OutboxWriter, event
@@ -135,12 +142,7 @@ def run(options: OutboxOptions, say: Say, command: str) -> BenchResult:
 def _check(options: OutboxOptions) -> None:
     bench_servers.check_target(options.target)
     bench_servers.check_target(options.source)
-    numbers = (options.rate, options.backlog, options.rounds, options.documents, options.partitions)
-    if min(numbers) < 1:
-        raise errors.SettingsError(
-            "rate, backlog, rounds, documents and partitions must be at least 1",
-            "give at least 1 of each",
-        )
+    turns.require_positive(options, "rate", "backlog", "rounds", "documents", "partitions")
     if options.seconds <= 0 or options.warm_up_s < 0 or options.hold_s < 0:
         raise errors.SettingsError(
             "the events must flow for longer than 0 seconds, and no time may be negative",

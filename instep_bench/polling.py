@@ -21,7 +21,7 @@ from instep.demo.contract_system import Contracts
 from instep.document.showing import counted
 from instep.report.percentiles import percentile_values
 from instep.report.tables import Cell, Plot, ReportTable
-from instep_bench import bench_servers, charts, machine
+from instep_bench import bench_servers, charts, machine, turns
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
 
@@ -91,9 +91,7 @@ def run(options: PollingOptions, say: Callable[[str], None], command: str) -> Be
 
 def check(options: PollingOptions) -> None:
     """Raise SettingsError if an option is impossible."""
-    for name in ("documents", "sample", "rounds"):
-        if getattr(options, name) < 1:
-            raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
+    turns.require_positive(options, "documents", "sample", "rounds")
     if not 0 <= options.call_s <= 60:
         raise errors.SettingsError(f"a call cannot take {options.call_s} s", "give 0 to 60 seconds")
     if not options.connections or not all(1 <= count <= 500 for count in options.connections):

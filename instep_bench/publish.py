@@ -21,7 +21,7 @@ from instep.document import event
 from instep.emit import Publisher, StatusEvent, outgoing
 from instep.kafka import offsets
 from instep.report.tables import Cell, Plot, ReportTable
-from instep_bench import bench_servers, charts, load, machine
+from instep_bench import bench_servers, charts, load, machine, turns
 from instep_bench.baselines.publish_loop import Pair, PublishLoop
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
@@ -104,9 +104,7 @@ def run(options: PublishOptions, say: Callable[[str], None], command: str) -> Be
 
 def check(options: PublishOptions) -> None:
     """Raise SettingsError if an option is impossible."""
-    for name in ("events", "documents", "partitions", "rounds"):
-        if getattr(options, name) < 1:
-            raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
+    turns.require_positive(options, "events", "documents", "partitions", "rounds")
     if options.size < load.SIZE_LEAST:
         raise errors.SettingsError(
             f"an event of {options.size} bytes is too small",

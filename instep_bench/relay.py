@@ -31,7 +31,7 @@ from instep.report.tables import Cell, ReportTable
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
 from instep.waiting import wait_until
-from instep_bench import bench_servers, machine, outbox_load
+from instep_bench import bench_servers, machine, outbox_load, turns
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
 
@@ -114,10 +114,7 @@ def run(options: RelayOptions, say: Say, command: str) -> BenchResult:
 def _check(options: RelayOptions) -> None:
     for source in options.sources:
         bench_servers.check_target(source)
-    if min(options.rows, options.rate, options.documents, options.rounds) < 1:
-        raise errors.SettingsError(
-            "rows, rate, documents and rounds must be at least 1", "give at least 1 of each"
-        )
+    turns.require_positive(options, "rows", "rate", "documents", "rounds")
 
 
 class _SourceBench:

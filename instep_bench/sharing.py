@@ -17,7 +17,7 @@ import msgspec
 
 from instep import errors, settings
 from instep.kafka import offsets
-from instep_bench import bench_servers, load, machine, meters, row_check, sharing_report
+from instep_bench import bench_servers, load, machine, meters, row_check, sharing_report, turns
 from instep_bench.latency_join import EventTiming, SentEvent
 from instep_bench.monitored_run import START_PATIENCE_S, MonitoredRun
 from instep_bench.recorder import Recorder
@@ -110,10 +110,7 @@ def _check(options: SharingOptions) -> None:
             "a load must last longer than 0 seconds, and no time may be negative",
             "give durations above 0",
         )
-    if options.documents < 1 or options.partitions < 1:
-        raise errors.SettingsError(
-            "at least one document and one partition are needed", "give at least 1 of each"
-        )
+    turns.require_positive(options, "documents", "partitions")
 
 
 class _Steady:

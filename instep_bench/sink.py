@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from instep import errors, settings
 from instep.report.tables import Cell, Plot, ReportTable
-from instep_bench import bench_servers, charts, load, machine, row_check
+from instep_bench import bench_servers, charts, load, machine, row_check, turns
 from instep_bench.contestant_program import ContestantProgram, Order
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
@@ -99,9 +99,7 @@ def run(options: SinkOptions, say: Callable[[str], None], command: str) -> Bench
 
 def check(options: SinkOptions) -> None:
     """Raise SettingsError if an option is impossible."""
-    for name in ("rows", "batches", "small_batches", "documents", "rounds"):
-        if getattr(options, name) < 1:
-            raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
+    turns.require_positive(options, "rows", "batches", "small_batches", "documents", "rounds")
     if options.batches > options.rows:
         raise errors.SettingsError(
             f"{options.rows} rows do not fill {options.batches} batches", "give more rows"

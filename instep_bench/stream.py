@@ -8,7 +8,6 @@ exactly once, and the table of the second stage every document; otherwise there 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import tomli_w
 from instep import errors
 from instep.kafka import offsets, reading, topics
 from instep.report.tables import Cell, ReportTable
-from instep_bench import bench_servers, charts, load, machine, row_check
+from instep_bench import bench_servers, charts, load, machine, row_check, turns
 from instep_bench.bench_servers import BenchPipeline
 from instep_bench.contestant_program import ContestantProgram, Order
 from instep_bench.recorder import Recorder
@@ -54,7 +53,6 @@ KINDS: Mapping[str, StreamKind] = {
 # Of two contestants, the first is to reach this share of the second.
 RATIO_GOALS = {(COPY, COPY_REPEATING): 0.8, (BOTH, BOTH_REPEATING): 0.8}
 SPEED_GOALS = {BOTH: 80_000}
-PATIENCE_S = 1_800.0
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +102,7 @@ def run(options: StreamOptions, say: Callable[[str], None], command: str) -> Ben
 def check(options: StreamOptions) -> load.Load:
     """Return the requested load. Raise SettingsError if an option is impossible."""
     bench_servers.check_target(options.target)
-    for name in ("events", "documents", "size", "partitions", "rounds"):
-        if getattr(options, name) < 1:
-            raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
+    turns.require_positive(options, "events", "documents", "size", "partitions", "rounds")
     return load.Load(
         events=options.events, documents=options.documents, size=options.size, seed=options.seed
     )
@@ -122,17 +118,13 @@ def _measure(
     source: str,
     say: Callable[[str], None],
 ) -> Measured:
-    measured: dict[str, list[float]] = {name: [] for name in KINDS}
-    for number in range(-1, options.rounds):
-        names = list(KINDS)[:: 1 if number % 2 else -1]
-        for name in names:
-            seconds = _publish(options, program, servers, source, name)
-            if number < 0:
-                say(f"{name}: warmed up")
-                continue
-            measured[name].append(seconds)
-            say(f"{name}: {options.events / seconds:,.0f} events/s")
-    return measured
+    return turns.alternate(
+        list(KINDS),
+        options.rounds,
+        lambda name, _number: _publish(options, program, servers, source, name),
+        lambda seconds: f"{options.events / seconds:,.0f} events/s",
+        say,
+    )
 
 
 def _publish(
@@ -147,12 +139,7 @@ def _publish(
     output = servers.new_topic(options.partitions)
     pipeline = servers.database(options.target).declare(servers.bootstrap, output)
     config = _add_stream(pipeline.config, source, output, kind)
-    began = time.monotonic()
-    program.send(Order(str(config), pipeline.name, [name]))
-    result = program.receive(PATIENCE_S)
-    seconds = time.monotonic() - began
-    if result.error:
-        raise errors.InstepError(f"{name} failed: {result.error}")
+    seconds = program.carry_out(Order(str(config), pipeline.name, [name]), name)
     _refuse_differences(options, servers, name, output, pipeline)
     topics.delete(servers.cluster, output)
     return seconds

@@ -97,7 +97,7 @@ class StreamRuns:
                     raise second.error
                 return second.progress.totals["records"] >= published
 
-            if not wait_until(has_all, bench.PATIENCE_S, interval_s=POLL_INTERVAL_S):
+            if not wait_until(has_all, contestant_program.PATIENCE_S, interval_s=POLL_INTERVAL_S):
                 raise TimeoutError(f"the second stage stays at {second.progress.totals}")
 
     def _spark_sink(self, spark: Any, declared: settings.Settings, name: str) -> None:

@@ -18,14 +18,12 @@ def measure_apply(
     target: Annotated[
         list[str] | None, bench_options.target("postgres,mariadb,sqlite", ". Can be repeated")
     ] = None,
-    events: Annotated[
-        int | None, typer.Option(min=1, help="Number of events. Default: 300000.")
-    ] = None,
+    events: Annotated[int | None, bench_options.events(300_000)] = None,
     documents: Annotated[int | None, bench_options.documents(100_000)] = None,
     partitions: bench_options.Partitions = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
+        bench_options.size(150),
     ] = None,
     history: Annotated[
         str | None, bench_options.comma_list("Keep every event in instep_history. Default: no,yes.")

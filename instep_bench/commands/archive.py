@@ -16,13 +16,11 @@ app = typer.Typer()
 @app.command("archive")
 def measure_archive(
     context: typer.Context,
-    events: Annotated[
-        int | None, typer.Option(min=1, help="Number of events. Default: 2000000.")
-    ] = None,
+    events: Annotated[int | None, bench_options.events(2_000_000)] = None,
     documents: Annotated[int | None, bench_options.documents(100_000)] = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
+        bench_options.size(150),
     ] = None,
     partitions: bench_options.Partitions = None,
     rounds: bench_options.Rounds = None,

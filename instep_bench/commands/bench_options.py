@@ -34,6 +34,28 @@ def documents(default: int) -> Any:
     return typer.Option(min=1, help=f"Number of documents. Default: {default}.")
 
 
+def events(default: int) -> Any:
+    """Return the option of the number of events, with its default."""
+    return typer.Option(min=1, help=f"Number of events. Default: {default}.")
+
+
+def size(default: int) -> Any:
+    """Return the option of the size of an event, with its default."""
+    return typer.Option(
+        metavar="BYTES", help=f"Approximate size of an event's value. Default: {default}."
+    )
+
+
+def rate(default: int) -> Any:
+    """Return the option of the rate of events, with its default."""
+    return typer.Option(min=1, help=f"Events per second. Default: {default}.")
+
+
+def warm_up(default: int) -> Any:
+    """Return the option of the duration of the warm-up, with its default."""
+    return typer.Option(metavar="SECONDS", help=f"Duration of the warm-up. Default: {default}.")
+
+
 Bootstrap = Annotated[
     str | None,
     typer.Option(

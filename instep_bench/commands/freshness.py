@@ -25,7 +25,7 @@ def measure_freshness(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 20."),
+        bench_options.warm_up(20),
     ] = None,
     idle: Annotated[
         float | None,

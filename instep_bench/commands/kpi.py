@@ -17,9 +17,7 @@ app = typer.Typer()
 def measure_kpi(
     context: typer.Context,
     target: Annotated[str | None, bench_options.target("postgres")] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="Events per second. Default: 1000.")] = (
-        None
-    ),
+    rate: Annotated[int | None, bench_options.rate(1_000)] = (None),
     minutes: Annotated[
         int | None, typer.Option(min=1, help="Number of minutes that are measured. Default: 5.")
     ] = None,

@@ -19,16 +19,14 @@ def measure_load(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Existing documents to load. Default: 1000000.")
     ] = None,
-    rate: Annotated[
-        int | None, typer.Option(min=1, help="Events per second. Default: 1000.")
-    ] = None,
+    rate: Annotated[int | None, bench_options.rate(1_000)] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Duration of the live events before and after the load. Default: 30."),
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10."),
+        bench_options.warm_up(10),
     ] = None,
     documents: Annotated[int | None, bench_options.documents(100_000)] = None,
     partitions: bench_options.Partitions = None,

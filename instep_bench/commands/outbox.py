@@ -19,14 +19,12 @@ def measure_outbox(
     target: Annotated[str | None, bench_options.target("postgres")] = None,
     rate: Annotated[
         int | None,
-        typer.Option(min=1, help="Events per second. Default: 1000."),
+        bench_options.rate(1_000),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of each measurement. Default: 60.")
     ] = None,
-    warm_up: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10.")
-    ] = None,
+    warm_up: Annotated[float | None, bench_options.warm_up(10)] = None,
     hold: Annotated[
         float | None,
         typer.Option(

@@ -15,12 +15,10 @@ app = typer.Typer()
 @app.command("publish")
 def measure_publish(
     context: typer.Context,
-    events: Annotated[
-        int | None, typer.Option(min=1, help="Number of events. Default: 300000.")
-    ] = None,
+    events: Annotated[int | None, bench_options.events(300_000)] = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 200."),
+        bench_options.size(200),
     ] = None,
     documents: Annotated[int | None, bench_options.documents(10_000)] = None,
     partitions: bench_options.Partitions = None,

@@ -23,11 +23,9 @@ def measure_relay(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 200."),
+        bench_options.size(200),
     ] = None,
-    rate: Annotated[
-        int | None, typer.Option(min=1, help="Events per second. Default: 1000.")
-    ] = None,
+    rate: Annotated[int | None, bench_options.rate(1_000)] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0, help="Duration of the steady load. Default: 20.")
     ] = None,

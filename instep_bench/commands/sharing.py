@@ -30,7 +30,7 @@ def measure_sharing(
     ] = None,
     rate: Annotated[
         int | None,
-        typer.Option(min=1, help="Events per second. Default: 100."),
+        bench_options.rate(100),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -38,7 +38,7 @@ def measure_sharing(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Duration of the warm-up. Default: 10."),
+        bench_options.warm_up(10),
     ] = None,
     documents: Annotated[int | None, bench_options.documents(100_000)] = None,
     partitions: bench_options.Partitions = None,
