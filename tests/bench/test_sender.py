@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 
 from instep import settings
-from instep.kafka import topics
+from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as kafka
 from instep_bench import sender
+from tests.support.waiting import wait_until
 
 
 class Clock:
@@ -62,10 +62,11 @@ def test_a_sender_ends_a_leg_when_ordered_and_sends_the_next(broker: kafka.Local
         topics.create(cluster, topic, 1)
     with sender.EventSender(sender.EventSource(broker.bootstrap, topic, 10)) as sending:
         sending.begin(sender.Leg(0, 1_000_000, 100))
-        time.sleep(0.3)
+        with contextlib.closing(Cluster(settings.Kafka(), broker.bootstrap)) as cluster:
+            wait_until(lambda: offsets.latest(cluster, topic, [0])[0] > 0, "the first event")
         sending.end()
         first = sending.finish()
-        assert 0 < len(first) < 1_000
+        assert 0 < len(first) < 1_000_000
         assert [event.offset for event in first] == list(range(len(first)))
         sending.end()  # too late for the leg before, and not meant for the next one
         second = sending.send(sender.Leg(len(first), 5, 1_000))

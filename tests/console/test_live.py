@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 LOST = "The connection to the console is lost"
+STILL_HERE = ": still here"
 ENDED = "Open the start URL that it printed last"
 
 
@@ -94,7 +95,7 @@ def test_an_unchanged_error_is_sent_once(
         broken.setattr(Workspace, "cached", lambda _self, _key, _seconds, read: read())
         broken.setattr(overview, "_overview_values", fail)
         with streaming(console, "/live/overview", cookie_of(console)) as stream:
-            wait_until(lambda: ": still here" in stream.lines, "a sign of life")
+            wait_until(lambda: STILL_HERE in stream.lines, "a sign of life")
             assert stream.parts == 1
             assert any("unexpected error: RuntimeError" in line for line in stream.lines)
             broken.undo()
@@ -105,6 +106,8 @@ def test_a_search_that_takes_too_long_is_not_tried_again(
     console: ConsoleServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regexes, "SEARCH_S", 0.3)
+    monkeypatch.setattr(live, "TICK_S", 0.05)
+    monkeypatch.setattr(live, "PING_S", 0.5)
     started: list[str] = []
     before = regexes.RegexProcess
 
@@ -122,7 +125,8 @@ def test_a_search_that_takes_too_long_is_not_tried_again(
 
         wait_until(is_ended, "the end of the search")
         count = len(started)
-        time.sleep(2.5)
+        signs = stream.lines.count(STILL_HERE)
+        wait_until(lambda: stream.lines.count(STILL_HERE) > signs + 1, "further signs of life")
         assert len(started) == count
 
 
