@@ -30,6 +30,7 @@ from instep_lab import store
 from instep_lab.claim import Claim, ClaimResult, Tier, select
 from instep_lab.clients import defaults, java_client
 from instep_lab.cluster_pool import ClusterPool, LabCluster
+from instep_lab.interruption import Interruption
 from instep_lab.trial import PREFIX, Trial
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 from instep_lab.worker import ClaimWorker, TakenClaims
@@ -192,8 +193,12 @@ class Lab:
                 cluster=cluster,
                 say=self._say,
             )
-            claim.experiment(trial)
-            trial.check_clients()
+            with Interruption() as interruption:
+                try:
+                    claim.experiment(trial)
+                    trial.check_clients()
+                finally:
+                    interruption.raise_noted()
         except Exception as error:  # noqa: BLE001 - one broken experiment must not stop the others
             failure = error
         except BaseException:

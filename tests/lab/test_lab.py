@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -81,6 +81,32 @@ def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
     results = lab.Lab(run, known, say=lambda _: None).run()
     assert tested == ["a-1", "a-2", "a-2", "a-3"]
     assert {one.verdict for one in results.values()} == {ClaimVerdict.RIGHT}
+
+
+def test_an_interruption_that_becomes_another_error_is_not_a_result(tmp_path: Path) -> None:
+    """Let the experiment do what a client's C code does with the exception of a signal."""
+
+    def interrupted(trial: Trial) -> None:
+        settled(trial)
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            raise TypeError("expected header key to be unicode string") from None
+
+    def exit_on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    known = {"a-1": claim("a-1", interrupted), "a-2": claim("a-2", settled)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
+    try:
+        with pytest.raises(SystemExit) as raised:
+            lab.Lab(run, known, say=lambda _: None).run()
+        assert signal.getsignal(signal.SIGTERM) is exit_on_signal
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert raised.value.code == 128 + signal.SIGTERM
+    assert [(id_, one.ended) for id_, one in store.read_results(run).items()] == [("a-1", False)]
 
 
 def test_a_resumed_claim_has_the_commit_that_it_ran_at(
