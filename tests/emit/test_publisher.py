@@ -364,7 +364,11 @@ def test_a_broker_that_comes_back_gets_everything_once_and_in_order(
 ) -> None:
     """Let another publisher give up during the outage, and continue after it."""
     impatient = Publisher(mortal.bootstrap, "dies", message_timeout_ms=1000, flush_timeout_s=120)
-    impatient.send(event(0)).result(60)
+    retrying(  # a broker that has just started may take longer to give the client an id
+        lambda: impatient.send(event(0)).result(60),
+        lambda error: isinstance(error, errors.Undelivered),
+        timeout_s=90,
+    )
     with Publisher(mortal.bootstrap, "comes-back", flush_timeout_s=120) as publisher:
         for number in range(50):
             publisher.send(event(number))
@@ -387,7 +391,8 @@ def test_a_broker_that_comes_back_gets_everything_once_and_in_order(
             impatient.close()
     assert last.offset == 100
     assert versions(read_all("comes-back", mortal)) == list(range(101))
-    assert versions(read_all("dies", mortal)) in ([0, 3], [0, 3, 3])
+    # what was not confirmed in time may be there all the same
+    assert list(dict.fromkeys(versions(read_all("dies", mortal)))) == [0, 3]
 
 
 def test_a_deleted_topic_is_reported_and_not_created(
