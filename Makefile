@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-console test retest quick versions campaign check format lock docs docs-serve print-shop pictures recording clean
+.PHONY: help demo demo-console test quick versions campaign check format lock docs docs-serve print-shop pictures recording clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,9 +19,6 @@ demo-console: $(READY) ## a pipeline with events that keep flowing, shown in a w
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations=10 --durations-min=5 -m "not long"
-
-retest: $(READY) ## the tests that failed last, one after another: a fault that remains is not one of a busy machine
-	@$(BIN)/python -m tests.failed_again
 
 quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
 	@$(BIN)/python -m pytest -n 2 -m quick
