@@ -25,8 +25,8 @@ def pages(report: LabReport) -> dict[str, str]:
         if section.result
         for number, plot in enumerate(section.result.plots, start=1)
     }
-    verdicts = {section.id: section.verdict for section in report.sections}
-    return {PAGE: page(report), STATEMENTS: statements.page(verdicts), **drawn}
+    results = {section.id: section.result for section in report.sections if section.result}
+    return {PAGE: page(report), STATEMENTS: statements.page(results), **drawn}
 
 
 def page(report: LabReport) -> str:

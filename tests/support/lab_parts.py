@@ -7,6 +7,7 @@ has fields that are only known when the experiment runs. Those become wildcards.
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,12 +40,23 @@ class PartPattern:
         """Return whether it is the pattern of this text alone."""
         return self.statement == re.escape(text)
 
+    def is_about_texts_like(self, text: str) -> bool:
+        """Return whether it can be the pattern of a text in which * stands for anything."""
+        return re.fullmatch(self.statement, text.replace("*", "x")) is not None or (
+            "*" in text and fnmatch.fnmatchcase(_literal(self.statement), text)
+        )
+
     def matches(self, part: VerdictPart) -> bool:
         return (
             self.role == part.role.value
             and self.of_client == bool(part.client)
             and re.fullmatch(self.statement, part.statement) is not None
         )
+
+
+def _literal(pattern: str) -> str:
+    """Return a text that a pattern matches, with x for whatever it leaves open."""
+    return re.sub(r"\\(.)", r"\1", pattern.replace(".*", "x"))
 
 
 Named = tuple[str, str]  # a module of the claims, and a function or class in it
