@@ -193,11 +193,15 @@ _KNOWN = (
     OutdatedStatement(
         id="async-producer",
         topic="Clients",
-        statement="An asynchronous producer is at most once: it does not retry",
-        since="Kafka 0.9",
-        today="This was the Scala producer with `producer.type=async`. Today's producers always"
-        " send asynchronously, retry, and report each record by a callback.",
-        sources=("upgrade notes: 2.0", "KIP-679"),
+        statement="A producer is at most once by default: it does not retry",
+        since="Kafka 2.1",
+        today="The Java client's `retries` was 0 and is 2147483647 since 2.1; `delivery.timeout.ms`"
+        " ends the attempts. Whether a producer was asynchronous never decided this: the Scala"
+        " producer, which 2.0 removed, retried three times (`message.send.max.retries=3`) also with"
+        " `producer.type=async`. What it could lose were records that the brokers did not"
+        " acknowledge, which was its default (`request.required.acks=0`), and, with"
+        " `queue.enqueue.timeout.ms=0`, those that found its queue full.",
+        sources=("KIP-91", "documentation: producer of 0.8", "upgrade notes: 2.0"),
         shown_by="instep lab run send-17",
     ),
     OutdatedStatement(

@@ -278,6 +278,11 @@ _KNOWN = (
     _upgrade("4.0", "40", "Kafka 4.0"),
     # other documents
     Source(
+        "documentation: producer of 0.8",
+        "Settings of the producer in Kafka 0.8",
+        "https://kafka.apache.org/08/configuration/producer-configs",
+    ),
+    Source(
         "librdkafka#1092",
         "Order of records after retries",
         f"{LIBRDKAFKA}issues/1092",

@@ -817,8 +817,9 @@ def acks_zero_never_repeats(trial: Trial) -> None:
         "Java client and librdkafka with their default retries, which delivery.timeout.ms (2 "
         "minutes) and message.timeout.ms (5 minutes) end. The Java client's default was retries=0 "
         "until 2.1 (KIP-91): without that setting it delivered at most once, asynchronously or "
-        "not. What is still in the client when the process ends is lost. The producer of 0.8 "
-        "(producer.type=async), which the statement comes from, was removed in 2.0."
+        "not. What is still in the client when the process ends is lost. The Scala producer of 0.8 "
+        "(producer.type=async), which the statement comes from, retried three times by default; it "
+        "was removed in 2.0."
     ),
     sources=("documentation: retries", "KIP-91", "KIP-98"),
     rules=("PUBLISHER_NOT_IDEMPOTENT", "PUBLISHER_DOES_NOT_RETRY"),
