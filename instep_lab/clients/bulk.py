@@ -160,7 +160,7 @@ def _measure(
     per_s = producer.full_speed(variant.count // (publishing.WARM_UP_PART if warms else 1))
     if warms or not variant.paced:
         return Measured(variant=variant.name, per_s=per_s, failed=producer.failed)
-    producer.steady(variant.paced, plan.per_s)
+    producer.steady(variant.paced, variant.paced_per_s)
     return Measured(
         variant=variant.name,
         per_s=per_s,

@@ -105,6 +105,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int
     paced: int = 0
+    paced_per_s: float = 1_000
     config: dict[str, Any] = {}
     mode: DeliveryMode = DeliveryMode.CALLBACK
 
@@ -120,7 +121,6 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
     variants: list[Variant]
     rounds: int
     size: int = 100
-    per_s: float = 1_000
     library: Library = Library.LIBRDKAFKA
     member: str = "measured"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ from tests.lab.conftest import Settle
 def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
     result = settle(claim)
     assert result.verdict is verdict, result.judgement.because
+
+
+def test_one_pair_of_batches_is_paced_so_that_only_the_smaller_one_fills() -> None:
+    linger_s = producer.LINGER_MS[-1] / 1_000
+    waiting = producer.FILLING_PER_S * 100 * linger_s
+    assert 2 * producer.MODEST < waiting < producer.LARGE / 2
+    assert 1_000 * 100 * linger_s < producer.MODEST, "at the usual pace none of them fills"
+    latency = [one for one in producer.COMPARISONS if one.measure is senders.latency]
+    assert len({(one.low, one.high) for one in latency}) == len(latency) == 3
 
 
 def test_defaults_are_read_from_the_output_of_the_java_classes() -> None:
@@ -149,19 +159,26 @@ def test_rates_are_measured_in_turns(pool: ClusterPool, tmp_path: Path, library:
         Variant(name="callback", count=500, paced=20),
         Variant(name="wait", count=5, mode=DeliveryMode.WAIT),
         Variant(name="forget", count=500, mode=DeliveryMode.FORGET),
+        Variant(name="paced", count=0, paced=20, paced_per_s=40),
     ]
     topic = trial.topic(1)
     plan = Measuring(topic=topic, variants=variants, rounds=2, library=library)
+    began = time.monotonic()
     found = senders.measure(trial, plan, lambda _: [])
+    assert time.monotonic() - began >= 2 * 19 / 40, "the records were not paced"
     assert {name: len(rounds) for name, rounds in found.items()} == {
         "callback": 2,
         "wait": 2,
         "forget": 2,
+        "paced": 2,
     }
-    assert all(one.per_s > 0 and not one.failed for rounds in found.values() for one in rounds)
+    assert not any(one.failed for rounds in found.values() for one in rounds)
+    full_speed = [found[name] for name in ("callback", "wait", "forget")]
+    assert all(one.per_s > 0 for rounds in full_speed for one in rounds)
+    assert all((one.median_ms or 0) > 0 for one in found["paced"])
     assert all(0 < (one.median_ms or 0) <= (one.late_ms or 0) for one in found["callback"])
     # each producer also sends one record to connect, and a quarter in the round that warms up
-    sent = 3 * 3 + (500 + 5 + 500) * 2 + (125 + 1 + 125) + 20 * 2
+    sent = 4 * 3 + (500 + 5 + 500) * 2 + (125 + 1 + 125) + (20 + 20) * 2
     assert plan.sends == sent
     trial.check_clients()
     [checked] = trial.parts

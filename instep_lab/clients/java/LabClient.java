@@ -586,7 +586,8 @@ public final class LabClient {
         measured.put("per_s", count / ((System.nanoTime() - began) / 1e9));
         int paced = warms ? 0 : variant.get("paced").asInt();
         if (paced > 0) {
-          long[] took = steady(producer, paced, plan.get("per_s").asDouble(), failed);
+          double perSecond = variant.get("paced_per_s").asDouble();
+          long[] took = steady(producer, paced, perSecond, failed);
           Arrays.sort(took);
           measured.put("median_ms", took[paced / 2] / 1e6);
           measured.put("late_ms", took[Math.min(paced - 1, paced * 99 / 100)] / 1e6);
