@@ -6,11 +6,16 @@ On SQLite there is one writer, so ids are in commit order.
 
 The deletion of a batch also writes the batch's number to the relay's row. This shows at a new
 session whether the last batch was deleted, and reveals a source that was restored from a backup.
+
+InnoDB shows a commit to others before the commit is on disk, unless a binary log orders the two. So
+the end of InnoDB's log is read behind each batch, and the batch is published only once the log is
+on disk up to there. SQLite shows a commit only when it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +27,15 @@ from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, O
 
 DELETED_AT_ONCE = 5_000  # ids of one statement
 SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+# Status variables with the end of InnoDB's log, and how far it is on disk. MySQL has them since
+# 8.0.30.
+LOG_VARIABLES = {
+    "mariadb": ("Innodb_lsn_current", "Innodb_lsn_flushed"),
+    "mysql": ("Innodb_redo_log_current_lsn", "Innodb_redo_log_flushed_to_disk_lsn"),
+}
+FLUSH_WAIT_S = 0.002
+FLUSH_POLL_S = 0.05
+FLUSH_WAIT_MAX_S = 10.0
 
 
 class IdReader(OutboxReader):
@@ -32,6 +46,7 @@ class IdReader(OutboxReader):
         self._is_sqlite = self._opened.dialect.name == "sqlite"
         self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
         self._data_version: int | None = None
+        self._log_end: int | None = None  # of InnoDB, behind the rows that were read last
 
     def first_position(self) -> dict[str, Any]:
         return _position([])
@@ -74,7 +89,36 @@ class IdReader(OutboxReader):
         if not rows:
             return None
         self._taken.append([row.id for row in rows])
+        if not self._is_sqlite:
+            self._log_end = self._log()[0]
         return Batch(rows, _position(rows))
+
+    def wait_durable(self, batch: Batch) -> None:
+        """Wait until InnoDB's log is on disk up to where it ended when the batch was read."""
+        del batch  # the next one is read later
+        if self._is_sqlite:
+            return
+        if self._log_end is not None:
+            if self._is_log_on_disk():
+                return
+            time.sleep(FLUSH_WAIT_S)
+            if self._is_log_on_disk():
+                return
+        # A commit of our own makes the server write its log up to here. It must change something:
+        # a microsecond of a heartbeat means nothing.
+        self._opened.execute(
+            f"UPDATE {self._lease_table} SET heartbeat_s = heartbeat_s + 1e-6 WHERE relay = ?",
+            (self._name,),
+        )
+        until = time.monotonic() + FLUSH_WAIT_MAX_S
+        while self._log_end is not None and not self._is_log_on_disk():
+            if time.monotonic() > until:
+                raise errors.Transient(
+                    f"the source of relay {self._name!r} has not written its log to disk for"
+                    f" {FLUSH_WAIT_MAX_S:.0f} seconds, so its last rows must not be published",
+                    "SET GLOBAL innodb_flush_log_at_trx_commit = 1; also in the server's my.cnf",
+                )
+            time.sleep(FLUSH_POLL_S)
 
     def done(self, sequence: int) -> None:
         self._delete(self._taken[0], sequence)
@@ -87,6 +131,17 @@ class IdReader(OutboxReader):
         version = int(self._opened.value("PRAGMA data_version"))
         changed, self._data_version = version != self._data_version, version
         return changed
+
+    def _is_log_on_disk(self) -> bool:
+        on_disk = self._log()[1]
+        return self._log_end is None or on_disk is None or on_disk >= self._log_end
+
+    def _log(self) -> tuple[int | None, int | None]:
+        """Return the end of InnoDB's log, and how far it is on disk; None if it is not known."""
+        names = LOG_VARIABLES[self._opened.dialect.name]
+        found = dict(self._opened.select("SHOW GLOBAL STATUS WHERE Variable_name IN (?, ?)", names))
+        end, on_disk = (int(found[name]) if name in found else None for name in names)
+        return end, on_disk
 
     def _read(self, limit: int) -> list[OutboxRow]:
         if not self._taken:

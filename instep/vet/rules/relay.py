@@ -158,8 +158,9 @@ def source_crash_safety_off(case: RelayContext) -> Iterator[Violation]:
     what="The source confirms a commit before it is on disk.",
     consequence="A crash undoes the last transactions. Some of them may have been published by "
     "then: the target shows changes that the source no longer has, and the relay stops with "
-    "SOURCE_RESTORED. On PostgreSQL the relay waits until a transaction is on disk before it "
-    "publishes it, so source and target stay equal, and both lose the change.",
+    "SOURCE_RESTORED. On PostgreSQL, MariaDB and MySQL 8.0.30 or later the relay waits until a "
+    "transaction is on disk before it publishes it, so source and target stay equal, and both lose "
+    "the change.",
     remedy="Turn the setting on again: synchronous_commit = on, "
     "innodb_flush_log_at_trx_commit = 1, sync_binlog = 1, PRAGMA synchronous = FULL.",
     acceptable_when="On PostgreSQL, if the application accepts the loss of its last transactions.",
