@@ -280,9 +280,9 @@ class RelaySession:
         count, limit = len(batch.rows), self._limit
         if count >= limit:
             self._limit = min(limit * 4, self._rows_max)
-        elif count < limit // 8:
+        elif count < limit // 8 and not batch.is_full:
             self._limit = max(limit // 2, self._rows_least)
-        return count >= limit
+        return batch.is_full
 
     def _add(self, batch: Batch, reader: OutboxReader, pool: ThreadPoolExecutor) -> int:
         """Add the rows to a new transaction; return how many were not refused."""

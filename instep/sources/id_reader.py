@@ -14,6 +14,7 @@ on disk up to there. SQLite shows a commit only when it is complete.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import deque
@@ -23,7 +24,14 @@ from typing import Any
 from instep import errors, settings
 from instep.sinks.stored_values import chunks
 from instep.sources.lease import LeaseRow
-from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
+from instep.sources.outbox_reader import (
+    BATCH_BYTES_MAX,
+    Batch,
+    LastTransaction,
+    OutboxReader,
+    OutboxRow,
+    restored,
+)
 
 DELETED_AT_ONCE = 5_000  # ids of one statement
 SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -85,13 +93,13 @@ class IdReader(OutboxReader):
         self._delete([row.id for row in rows], found.sequence)
 
     def next(self, limit: int) -> Batch | None:
-        rows = self._read(limit)
+        rows, is_full = self._read(limit)
         if not rows:
             return None
         self._taken.append([row.id for row in rows])
         if not self._is_sqlite:
             self._log_end = self._log()[0]
-        return Batch(rows, _position(rows))
+        return Batch(rows, _position(rows), is_full)
 
     def wait_durable(self, batch: Batch) -> None:
         """Wait until InnoDB's log is on disk up to where it ended when the batch was read."""
@@ -143,24 +151,35 @@ class IdReader(OutboxReader):
         end, on_disk = (int(found[name]) if name in found else None for name in names)
         return end, on_disk
 
-    def _read(self, limit: int) -> list[OutboxRow]:
-        if not self._taken:
-            return self._page(0, limit)
-        last = max(ids[-1] for ids in self._taken)
-        if self._is_sqlite:
-            return self._page(last, limit)
+    def _read(self, limit: int) -> tuple[list[OutboxRow], bool]:
+        last = max((ids[-1] for ids in self._taken), default=0)
+        is_one_statement = not self._taken and self._portion(limit, BATCH_BYTES_MAX) == limit
+        if self._is_sqlite or is_one_statement:
+            return self._collect(limit, functools.partial(self._following, [], last))
         # Rows with lower ids that were committed meanwhile belong before the others: the same
         # document may be in both. One snapshot shows both.
         with self._opened.transaction(SNAPSHOT):
-            taken = {id_ for ids in self._taken for id_ in ids}
-            seen = self._opened.select(
-                f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ?", (last,)
-            )
-            late = sorted(id_ for (id_,) in seen if id_ not in taken)[:limit]
-            rows = [row for ids in chunks(late, DELETED_AT_ONCE) for row in self._by_id(ids)]
-            if len(rows) < limit:
-                rows += self._page(last, limit - len(rows))
-        return rows
+            late = self._late(last)[:limit] if self._taken else []
+            return self._collect(limit, functools.partial(self._following, late, last))
+
+    def _late(self, last: int) -> list[int]:
+        """Return the ids up to `last` of rows that were not returned."""
+        taken = {id_ for ids in self._taken for id_ in ids}
+        seen = self._opened.select(
+            f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ?", (last,)
+        )
+        return sorted(id_ for (id_,) in seen if id_ not in taken)
+
+    def _following(
+        self, late: list[int], last: int, rows: list[OutboxRow], count: int
+    ) -> list[OutboxRow]:
+        """Return the next rows of a batch: first those with late ids, then those behind `last`."""
+        ids = late[len(rows) : len(rows) + count]
+        found = self._by_id(ids) if ids else []
+        if len(found) == count:
+            return found
+        after = rows[-1].id if len(rows) > len(late) else last
+        return found + self._page(after, count - len(found))
 
     def _page(self, after: int, limit: int) -> list[OutboxRow]:
         return self._rows(

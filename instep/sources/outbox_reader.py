@@ -8,7 +8,7 @@ with the rows.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,12 @@ from instep.sinks import target
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
 from instep.sources.lease import LeaseRow
+
+# A batch is in memory several times: as rows, as the client's records, and the next one beside it.
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+PORTION_ROWS_MAX = 500  # read at once: rows may suddenly be much larger than those before
+FIRST_ROW_BYTES = 1024 * 1024  # assumed before a row is read
+ROW_BYTES = 100  # of a row without its value
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
@@ -34,6 +40,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     rows: list[OutboxRow]
     position: dict[str, Any]
+    is_full: bool  # more rows may follow: it was ended by its limit, or by its bytes
 
 
 class LastTransaction(msgspec.Struct, frozen=True):
@@ -61,6 +68,7 @@ class OutboxReader(abc.ABC):
         self._id = quote(columns.id)
         headers = "NULL" if columns.headers is None else quote(columns.headers)
         self._columns = f"{self._id}, {quote(columns.document)}, {quote(columns.value)}, {headers}"
+        self._row_bytes = FIRST_ROW_BYTES  # mean of the rows that were read last
 
     @abc.abstractmethod
     def first_position(self) -> dict[str, Any]:
@@ -76,7 +84,10 @@ class OutboxReader(abc.ABC):
 
     @abc.abstractmethod
     def next(self, limit: int) -> Batch | None:
-        """Return the next rows, at most `limit`; None if there are none."""
+        """Return the next rows, at most `limit`; None if there are none.
+
+        A batch ends earlier if its rows have BATCH_BYTES_MAX bytes.
+        """
 
     def wait_durable(self, batch: Batch) -> None:  # noqa: B027 - most databases need nothing
         """Wait until the rows of a batch are on disk. They must not be published before that."""
@@ -108,6 +119,33 @@ class OutboxReader(abc.ABC):
     def close(self) -> None:
         """Close the connection."""
         self._opened.close()
+
+    def _collect(
+        self, limit: int, read: Callable[[list[OutboxRow], int], list[OutboxRow]]
+    ) -> tuple[list[OutboxRow], bool]:
+        """Return the next rows of a batch, and whether more may follow.
+
+        They are read in portions: `read` takes the rows so far and how many to add at most.
+        """
+        rows: list[OutboxRow] = []
+        size = 0
+        while True:
+            count = self._portion(limit - len(rows), BATCH_BYTES_MAX - size)
+            found = read(rows, count)
+            added = sum([len(row.value or b"") + len(row.headers or "") for row in found])
+            added += len(found) * ROW_BYTES
+            if found:
+                self._row_bytes = added // len(found)
+            rows += found
+            size += added
+            if len(found) < count:
+                return rows, False
+            if len(rows) >= limit or size >= BATCH_BYTES_MAX:
+                return rows, True
+
+    def _portion(self, rows_max: int, bytes_max: int) -> int:
+        """Return how many rows to read at once."""
+        return min(rows_max, PORTION_ROWS_MAX, max(1, bytes_max // self._row_bytes))
 
     def _rows(self, found: Sequence[Sequence[Any]]) -> list[OutboxRow]:
         return [

@@ -93,8 +93,8 @@ class SnapshotReader(OutboxReader):
         """Return the next rows of the open tick, or of a new one; None if it has none."""
         if not self._is_open and not self._begin_tick():
             return None
-        rows = self._fetch(limit)
-        if len(rows) < limit:
+        rows, is_full = self._collect(limit, self._fetch)
+        if not is_full:
             self._count_as_returned()
             position: dict[str, Any] = {"seen": self._seen}
         else:
@@ -104,7 +104,7 @@ class SnapshotReader(OutboxReader):
             self._end_tick()
             return None
         self._returned.append((self._seen, rows[-1].id))
-        return Batch(rows, {**self._facts(), **position})
+        return Batch(rows, {**self._facts(), **position}, is_full)
 
     def wait_durable(self, batch: Batch) -> None:
         """Wait until what the batch's tick shows is on disk.
@@ -182,9 +182,9 @@ class SnapshotReader(OutboxReader):
             (self._seen, self._seen, *parameters),
         )
 
-    def _fetch(self, limit: int) -> list[OutboxRow]:
+    def _fetch(self, _rows: list[OutboxRow], count: int) -> list[OutboxRow]:
         select = self._opened.select_binary if self._is_binary else self._opened.select
-        return self._rows(select(f"FETCH FORWARD {limit:d} FROM instep_tick"))
+        return self._rows(select(f"FETCH FORWARD {count:d} FROM instep_tick"))
 
     def _count_as_returned(self) -> None:
         """Count everything that the tick showed as returned."""
