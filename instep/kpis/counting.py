@@ -23,6 +23,7 @@ import msgspec
 from instep.kpis import histogram
 
 MINUTE_MS = 60_000
+LAST_MINUTE_MS = 253_402_300_799_999  # the end of the year 9999, which every database knows
 NO_BUCKET = -1  # of what is counted, but has no duration
 
 
@@ -80,18 +81,41 @@ Additions = Counter[tuple[KpiKey, int]]  # by row and bucket; below 0: what is s
 
 
 class PartitionClock:
-    """The time of a partition: the latest timestamp of the records up to an offset."""
+    """The time of a partition: the latest timestamp of the records up to an offset.
 
-    def __init__(self, now_ms: int | None = None) -> None:
-        self.now_ms = now_ms
+    A jump by more than the watermark waits in `ahead_ms` until the next record confirms it.
+    Otherwise one record with a wrong timestamp would make all events after it too late. Whatever
+    the batches are, the clock is the same: only the records up to an offset move it.
+    """
+
+    def __init__(self, now_ms: int | None = None, ahead_ms: int | None = None) -> None:
+        self.now_ms, self._ahead_ms = now_ms, ahead_ms
+
+    @property
+    def times_ms(self) -> tuple[int | None, int | None]:
+        """Return what a clock is made from."""
+        return self.now_ms, self._ahead_ms
 
     def take(self, read: ReadChange, rules: KpiRules) -> KpiKey | None:
         """Take the partition's next event; return the row that counts it if it is too late."""
-        if self.now_ms is None or read.timestamp_ms > self.now_ms:
-            self.now_ms = read.timestamp_ms
-        if read.change.at_ms >= self.now_ms - rules.watermark_ms:
+        if 0 <= read.timestamp_ms <= LAST_MINUTE_MS:  # otherwise no time of a record
+            self._advance(read.timestamp_ms, rules.watermark_ms)
+        if self.now_ms is None or read.change.at_ms >= self.now_ms - rules.watermark_ms:
             return None
         return KpiKey(minute_of(self.now_ms), KpiKind.TOO_LATE, read.change.status)
+
+    def _advance(self, timestamp_ms: int, watermark_ms: int) -> None:
+        """Advance to a record's time, or of two jumps to the nearer one."""
+        ahead_ms, self._ahead_ms = self._ahead_ms, None
+        if self.now_ms is None or timestamp_ms > self.now_ms + watermark_ms:
+            if ahead_ms is None:
+                self._ahead_ms = timestamp_ms
+                return
+            self.now_ms, timestamp_ms = sorted((ahead_ms, timestamp_ms))
+            if timestamp_ms > self.now_ms + watermark_ms:
+                self._ahead_ms = timestamp_ms
+                return
+        self.now_ms = max(self.now_ms, timestamp_ms)
 
 
 def minute_of(at_ms: int) -> int:
@@ -115,12 +139,15 @@ def additions(changes: Iterable[StatusChange], rules: KpiRules) -> Additions:
 
 
 def remembered(
-    changes: Collection[StatusChange], rules: KpiRules, now_ms: int
+    changes: Collection[StatusChange], rules: KpiRules, now_ms: int | None
 ) -> list[StatusChange]:
     """Return the events that another event can still reach, in order.
 
-    An event at the watermark, which is not too late, reaches back by the watermark.
+    An event at the watermark, which is not too late, reaches back by the watermark. Before the
+    partition has a time, no event is too late.
     """
+    if now_ms is None:
+        return sorted(changes, key=order)
     since_ms = now_ms - 2 * rules.watermark_ms
     kept: list[StatusChange] = []
     for part in _parts(changes, rules.watermark_ms):

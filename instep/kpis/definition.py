@@ -16,13 +16,12 @@ from instep import settings
 from instep.document import kinds, mapping
 from instep.document.identity import Identity
 from instep.document.mapping import TargetColumn
-from instep.kpis.counting import KpiKey, KpiRules
+from instep.kpis.counting import LAST_MINUTE_MS, KpiKey, KpiRules
 
 KEY = {"minute_ms": "bigint", "kind": "varchar(16)", "name": "varchar(200)"}
 COLUMNS = {"minute": "timestamp", "count": "bigint", "p50_ms": "bigint", "p95_ms": "bigint"}
 SEPARATOR = "\x1f"  # between the parts of a row's key, as text
 VERSION = "version"
-LAST_MINUTE_MS = 253_402_300_799_999  # the end of the year 9999, which every database knows
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

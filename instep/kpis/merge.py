@@ -43,7 +43,7 @@ from instep.pipeline.apply import batch, fast, rows
 from instep.pipeline.apply.batch import BatchOutcome, Probe, ProbeEvent, Writer
 from instep.pipeline.apply.transaction import Check, no_check
 from instep.pipeline.continuity import PLAN_FIRST, LogReader
-from instep.sinks.kpi_store import KpiStore, RememberedDocument, StoredKpi
+from instep.sinks.kpi_store import ClockTimes, KpiStore, RememberedDocument, StoredKpi
 from instep.sinks.ledger import fenced
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -112,7 +112,7 @@ class KpiMerge:
             store.replace_documents(documents)
             self._write_rows(sink, store, added, stage_first)
             self._forget(store, counts.clocks)
-            store.set_clocks(counts.clocks)
+            store.set_clocks({p: clock.times_ms for p, clock in counts.clocks.items()})
             self._at(7)
             same_topic()
             moves, outcomes = self._moves(ledger, fresh, counts)
@@ -175,9 +175,13 @@ class KpiMerge:
         )
         write_rows(sink, cells, stage_first=stage_first)
 
-    def _forget(self, store: KpiStore, clocks: Mapping[int, int]) -> None:
-        for partition, now_ms in clocks.items():
-            if now_ms - self._forgotten_ms.get(partition, 0) >= FORGET_INTERVAL_MS:
+    def _forget(self, store: KpiStore, clocks: Mapping[int, PartitionClock]) -> None:
+        for partition, clock in clocks.items():
+            now_ms = clock.now_ms
+            if (
+                now_ms is not None
+                and now_ms - self._forgotten_ms.get(partition, 0) >= FORGET_INTERVAL_MS
+            ):
                 self._forgotten_ms[partition] = now_ms
                 since_ms = now_ms - 2 * self._kpi.rules.watermark_ms
                 store.forget_documents(partition, since_ms)
@@ -215,9 +219,9 @@ class KpiMerge:
 class _BatchCounts:
     """The events of a micro-batch, by document."""
 
-    def __init__(self, rules: KpiRules, clocks: Mapping[int, int]) -> None:
+    def __init__(self, rules: KpiRules, clocks: Mapping[int, ClockTimes]) -> None:
         self._rules = rules
-        self.clocks = dict(clocks)
+        self.clocks = {partition: PartitionClock(*times) for partition, times in clocks.items()}
         self._too_late: Additions = Counter()
         self._changes: dict[str, list[tuple[int, StatusChange]]] = {}
         self._verdicts: dict[int, Counter[Verdict]] = {}
@@ -231,7 +235,7 @@ class _BatchCounts:
 
     def take(self, partition: int, reads: Sequence[ReadRecords]) -> None:
         """Take a partition's events in the order of its log."""
-        clock = PartitionClock(self.clocks.get(partition))
+        clock = self.clocks.setdefault(partition, PartitionClock())
         verdicts = self._verdicts.setdefault(partition, Counter())
         ages_us = self._ages_us.setdefault(partition, [])
         for one in reads:
@@ -242,8 +246,6 @@ class _BatchCounts:
                     verdicts[Verdict.STALE] += 1
                 else:
                     self._changes.setdefault(read.document, []).append((partition, read.change))
-        if clock.now_ms is not None:
-            self.clocks[partition] = clock.now_ms
 
     def count(self, remembered: Mapping[str, str]) -> tuple[Additions, list[RememberedDocument]]:
         """Return what to add to the KPI rows, and the documents to remember."""
@@ -260,7 +262,7 @@ class _BatchCounts:
             added.update(counting.additions(known, self._rules))
             added.subtract(counting.additions(before, self._rules))
             partition = arrived[-1][0]
-            kept = counting.remembered(known, self._rules, self.clocks[partition])
+            kept = counting.remembered(known, self._rules, self.clocks[partition].now_ms)
             if kept:  # otherwise the row that there may be is about to be forgotten
                 documents.append(remember(document, partition, kept))
         return added, documents

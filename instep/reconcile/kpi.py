@@ -43,7 +43,7 @@ from instep.reconcile.kpi_steps import FoldPlan
 from instep.reconcile.log import Offsets
 from instep.reconcile.report import Behind, ComparedRange, ReconcileVerdict
 from instep.sinks import inspection, kpi_store, target
-from instep.sinks.kpi_store import KpiStore, RememberedDocument, RowKey, StoredKpi
+from instep.sinks.kpi_store import ClockTimes, KpiStore, RememberedDocument, RowKey, StoredKpi
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from instep.spark_options import SparkFiles
@@ -160,7 +160,7 @@ class _Recomputed(msgspec.Struct, frozen=True):
 
     cells: Cells
     unsure: set[KpiKey]
-    clocks: dict[int, int]
+    clocks: dict[int, ClockTimes]
 
 
 class _KpiComparison:
@@ -277,8 +277,10 @@ class _KpiComparison:
         records = offsets.first_records(
             self._cluster, topic.name, {partition: first[partition] for partition in lost}
         )
+        now_ms = time.time_ns() // 1_000_000
         times = [record.timestamp_ms for record in records.values() if record is not None]
-        return max(times, default=time.time_ns() // 1_000_000)
+        # A timestamp ahead of this machine's clock is wrong: it would leave out every minute.
+        return min(max(times, default=now_ms), now_ms)
 
     def _folded(self, part: _Range) -> DataFrame:
         topic, kpi = part.topic.name, self._kpi
@@ -382,10 +384,13 @@ class _KpiComparison:
         with sink.transaction():
             ledger = sink.ledger.positions(lock=True)
             kept = store.stored()
-            clocks = dict(kept.clocks) if kept is not None and not part.is_complete else {}
-            clocks |= recomputed.clocks
+            clocks = dict(recomputed.clocks)
+            if kept is not None and not part.is_complete:
+                # What is left of the log may not tell the time of a partition.
+                known = {p: times for p, times in clocks.items() if times[0] is not None}
+                clocks |= kept.clocks | known
             store.replace(StoredKpi(self._kpi.text, clocks, part.known_from_ms))
-            self._replace_documents(folded, recomputed.clocks, is_complete=part.is_complete)
+            self._replace_documents(folded, clocks, is_complete=part.is_complete)
             self._replace_rows(recomputed, found, self._compared_from_ms(part))
             for partition in ledger.keys() - positions.keys():
                 sink.ledger.remove(partition)
@@ -405,7 +410,7 @@ class _KpiComparison:
         }
 
     def _replace_documents(
-        self, folded: DataFrame, clocks: Mapping[int, int], *, is_complete: bool
+        self, folded: DataFrame, clocks: Mapping[int, ClockTimes], *, is_complete: bool
     ) -> None:
         """Replace the remembered documents; with an incomplete log, only add to them."""
         if is_complete:
@@ -414,7 +419,7 @@ class _KpiComparison:
         rows = folded.where("document is not null").select("document", "partition", "events")
         for document, partition, events in rows.toLocalIterator():
             changes = merge.decode_changes(events)
-            if kept := counting.remembered(changes, self._kpi.rules, clocks[partition]):
+            if kept := counting.remembered(changes, self._kpi.rules, clocks[partition][0]):
                 waiting.append(merge.remember(document, partition, kept))
             if len(waiting) >= DOCUMENTS_AT_ONCE:
                 self._remember(waiting, clocks, is_complete=is_complete)
@@ -424,7 +429,7 @@ class _KpiComparison:
     def _remember(
         self,
         documents: list[RememberedDocument],
-        clocks: Mapping[int, int],
+        clocks: Mapping[int, ClockTimes],
         *,
         is_complete: bool,
     ) -> None:
@@ -436,7 +441,7 @@ class _KpiComparison:
         for one in documents:
             changes = {*merge.decode_changes(one.events)}
             changes |= {*merge.decode_changes(before.get(one.document, "[]"))}
-            kept = counting.remembered(changes, self._kpi.rules, clocks[one.partition])
+            kept = counting.remembered(changes, self._kpi.rules, clocks[one.partition][0])
             merged.append(merge.remember(one.document, one.partition, kept))
         self._store.replace_documents(merged)
 
@@ -462,12 +467,11 @@ def _recomputed(folded: DataFrame) -> _Recomputed:
     """Add up what the documents of all tasks add."""
     added: Additions = Counter()
     unsure: set[KpiKey] = set()
-    clocks: dict[int, int] = {}
+    clocks: dict[int, ClockTimes] = {}
     rows: list[Any] = folded.where("document is null").drop("document", "events").collect()
     for minute_ms, kind, name, bucket, count, partition in rows:
         if kind is None:
-            if minute_ms is not None:
-                clocks[partition] = minute_ms
+            clocks[partition] = minute_ms, bucket
             continue
         key = KpiKey(minute_ms, KpiKind(kind), name)
         if count:

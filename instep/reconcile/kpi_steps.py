@@ -24,8 +24,8 @@ from instep.pipeline.micro_batch import task
 
 BATCH_ROWS = 10_000
 # An event of a document; or without a document, an event that is too late, in its clock's minute;
-# or without a status too, the time of the partition.
-CHANGES = "document string, partition int, at_ms long, status string, version string"
+# or without a status too, the times of the partition's clock.
+CHANGES = "document string, partition int, at_ms long, status string, version string, ahead_ms long"
 CHANGES_SCHEMA = pa.schema(
     [
         ("document", pa.string()),
@@ -33,10 +33,11 @@ CHANGES_SCHEMA = pa.schema(
         ("at_ms", pa.int64()),
         ("status", pa.string()),
         ("version", pa.string()),
+        ("ahead_ms", pa.int64()),
     ]
 )
 # What is added to a bucket of a row; with count 0, a row that is not known for sure; or what is
-# remembered of a document; or the time of a partition.
+# remembered of a document; or the times of a partition's clock, the second one as its bucket.
 FOLDED = (
     "minute_ms long, kind string, name string, bucket long, count long,"
     " document string, partition int, events string"
@@ -91,11 +92,19 @@ def _changes(kpi: KpiDefinition, batches: Iterator[pa.RecordBatch]) -> Iterator[
         for read in reading.read(decoder, partition, records).changes:
             change = read.change
             if late := clock.take(read, kpi.rules):
-                yield None, partition, late.minute_ms, late.name, None
+                yield None, partition, late.minute_ms, late.name, None, None
             else:
-                yield read.document, partition, change.at_ms, change.status, change.version
+                yield (
+                    read.document,
+                    partition,
+                    change.at_ms,
+                    change.status,
+                    change.version,
+                    None,
+                )
     for partition, clock in clocks.items():
-        yield None, partition, clock.now_ms, None, None
+        now_ms, ahead_ms = clock.times_ms
+        yield None, partition, now_ms, None, None, ahead_ms
 
 
 def _folded(plan: FoldPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
@@ -107,7 +116,7 @@ def _folded(plan: FoldPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
             yield from _without_document(group, added)
             continue
         found = list(group)
-        changes = {StatusChange(*row[2:]) for row in found}
+        changes = {StatusChange(*row[2:5]) for row in found}
         added.update(counting.additions(changes, plan.rules))
         if plan.known_from_ms is not None:
             unsure |= counting.unsure(changes, plan.rules, plan.known_from_ms)
@@ -122,9 +131,9 @@ def _folded(plan: FoldPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
 
 def _without_document(rows: Iterable[Row], added: Additions) -> Iterator[Row]:
     """Count events that are too late; pass on the times of partitions."""
-    for _, partition, at_ms, status, _ in rows:
+    for _, partition, at_ms, status, _, ahead_ms in rows:
         if status is None:
-            yield (at_ms, None, None, None, None, None, partition, None)
+            yield (at_ms, None, None, ahead_ms, None, None, partition, None)
         else:
             added[KpiKey(at_ms, KpiKind.TOO_LATE, status), counting.NO_BUCKET] += 1
 

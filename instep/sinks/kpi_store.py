@@ -6,7 +6,7 @@ transaction and the ledger's lock. What the JSON means is up to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,13 +52,14 @@ ROWS_AT_ONCE = 1_000
 PAGE_ROWS = 50_000
 
 RowKey = tuple[int, str, str]  # minute in milliseconds, kind and name
+ClockTimes = tuple[int | None, int | None]  # a partition's time, and a later one that may be it
 
 
 class StoredKpi(msgspec.Struct, frozen=True):
     """A row of `instep_kpis`."""
 
     definition: str
-    clocks: dict[int, int]
+    clocks: dict[int, ClockTimes]
     known_from_ms: int | None = None
 
 
@@ -86,7 +87,7 @@ class KpiStore:
         self._execute(DELETE_KPI)
         self._execute(INSERT_KPI, kpi.definition, _encoded(kpi.clocks), kpi.known_from_ms)
 
-    def set_clocks(self, clocks: dict[int, int]) -> None:
+    def set_clocks(self, clocks: dict[int, ClockTimes]) -> None:
         """Write the times of the partitions."""
         self._connection.execute(self._connection.sql(UPDATE_CLOCKS), (_encoded(clocks), self._kpi))
 
@@ -208,8 +209,10 @@ def create_statements(opened: sa.Connection) -> list[str]:
 
 def _stored(row: Sequence[Any]) -> StoredKpi:
     definition, clocks, known_from_ms = row
-    return StoredKpi(definition, msgspec.json.decode(clocks, type=dict[int, int]), known_from_ms)
+    return StoredKpi(
+        definition, msgspec.json.decode(clocks, type=dict[int, ClockTimes]), known_from_ms
+    )
 
 
-def _encoded(counts: dict[int, int]) -> str:
-    return msgspec.json.encode({str(key): counts[key] for key in sorted(counts)}).decode()
+def _encoded(values: Mapping[int, int | ClockTimes]) -> str:
+    return msgspec.json.encode({str(key): values[key] for key in sorted(values)}).decode()

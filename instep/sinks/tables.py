@@ -295,7 +295,7 @@ KPIS = sa.Table(
     kpi_metadata,
     sa.Column("kpi", name_type(100), primary_key=True),
     sa.Column("definition", long_text(), nullable=False),  # JSON
-    sa.Column("clocks", long_text(), nullable=False),  # JSON: milliseconds by partition
+    sa.Column("clocks", long_text(), nullable=False),  # JSON: times by partition, in milliseconds
     # where the log began that was counted again; null: the log explains all rows
     sa.Column("known_from_ms", sa.BigInteger),
     **TRANSACTIONAL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,12 +80,46 @@ def test_a_document_is_a_new_one_after_a_pause() -> None:
 
 
 def test_an_event_at_the_watermark_is_not_too_late() -> None:
-    clock = PartitionClock()
+    clock = PartitionClock(10 * MINUTE)
     assert clock.take(ReadChange(0, 10 * MINUTE, "D", StatusChange(0, "QUEUED")), RULES) == key(
         10, KpiKind.TOO_LATE, "QUEUED"
     )
     assert clock.take(ReadChange(1, 0, "D", StatusChange(5 * MINUTE, "QUEUED")), RULES) is None
     assert clock.now_ms == 10 * MINUTE
+
+
+@pytest.mark.parametrize("wrong_ms", [-1, 1_790_000_000_000_000])
+def test_a_timestamp_that_is_no_time_does_not_move_the_clock(wrong_ms: int) -> None:
+    assert times_after(PartitionClock(MINUTE), wrong_ms) == [MINUTE]
+    assert times_after(PartitionClock(), wrong_ms) == [None]
+
+
+def test_a_jump_of_one_record_does_not_move_the_clock() -> None:
+    times = times_after(PartitionClock(MINUTE), 99 * MINUTE, 2 * MINUTE, 99 * MINUTE, 3 * MINUTE)
+    assert times == [MINUTE, 2 * MINUTE, 2 * MINUTE, 3 * MINUTE]
+
+
+def test_the_next_record_confirms_a_jump() -> None:
+    assert times_after(PartitionClock(MINUTE), 99 * MINUTE, 101 * MINUTE) == [MINUTE, 101 * MINUTE]
+    assert times_after(PartitionClock(MINUTE), 99 * MINUTE, 97 * MINUTE) == [MINUTE, 99 * MINUTE]
+    assert times_after(PartitionClock(), 99 * MINUTE, 99 * MINUTE) == [None, 99 * MINUTE]
+
+
+def test_of_two_jumps_the_clock_takes_the_nearer_one() -> None:
+    """A topic that was quiet for longer than the watermark, and a wrong timestamp after that."""
+    for jumps in [(9_999 * MINUTE, 99 * MINUTE), (99 * MINUTE, 9_999 * MINUTE)]:
+        times = times_after(PartitionClock(MINUTE), *jumps, 100 * MINUTE)
+        assert times == [MINUTE, 99 * MINUTE, 100 * MINUTE]
+
+
+def times_after(clock: PartitionClock, *timestamps_ms: int) -> list[int | None]:
+    """Return the time after each record. Every record is read by another batch."""
+    times = []
+    for timestamp_ms in timestamps_ms:
+        clock = PartitionClock(*clock.times_ms)
+        clock.take(ReadChange(0, timestamp_ms, "D", StatusChange(10**15, "QUEUED")), RULES)
+        times.append(clock.now_ms)
+    return times
 
 
 @given(st.lists(changes, max_size=12), st.randoms(use_true_random=False), st.integers(1, 5))
@@ -118,6 +153,5 @@ def test_what_is_forgotten_makes_no_difference(
         accepted.append(change)
         total.update(counting.additions([*kept, change], RULES))
         total.subtract(counting.additions(kept, RULES))
-        assert clock.now_ms is not None
         kept = counting.remembered([*kept, change], RULES, clock.now_ms)
     assert rows(total) == rows(counting.additions(accepted, RULES))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from instep import errors
-from instep.kafka import topics
+from instep.kafka import configs, topics
 from instep.kafka.connection import Cluster
 from instep.kpis.definition import KpiDefinition
 from instep.reconcile import kpi
@@ -39,8 +39,12 @@ def prove_kpi(spark: SparkSession, cluster: Cluster) -> Callable[..., KpiReport]
 Prove = Callable[..., KpiReport]
 
 
-def published(cluster: Cluster, topic: str, seed: int, documents: int = 25) -> list[KpiRecord]:
-    records = kpis.log(seed, documents=documents, begin_ms=kpis.recent_ms())
+def published(
+    cluster: Cluster, topic: str, seed: int, documents: int = 25, *, wrong_clocks: bool = False
+) -> list[KpiRecord]:
+    records = kpis.log(
+        seed, documents=documents, begin_ms=kpis.recent_ms(), wrong_clocks=wrong_clocks
+    )
     kpis.publish(cluster, topic, records)
     return records
 
@@ -52,7 +56,9 @@ def test_rows_equal_a_recomputation_and_are_corrected(
     kpi_runs: KpiRuns,
     prove_kpi: Prove,
 ) -> None:
-    url, records = new_database("sqlite"), published(cluster, topic, seed=11)
+    url = new_database("sqlite")
+    configs.alter_topic(cluster, topic, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    records = published(cluster, topic, seed=11, wrong_clocks=True)
     definition = kpis.define(url, topic)
     drained(kpi_runs.start(definition, once=True))
     found = prove_kpi(definition)
@@ -77,6 +83,24 @@ def test_rows_equal_a_recomputation_and_are_corrected(
     assert kpis.table(url) == right
     assert prove_kpi(definition).in_step
     kpis.assert_same(right, kpis.model(records))
+
+    # A jump that waits for the next record still waits for it after counting again.
+    records += jump(cluster, topic, records)
+    drained(kpi_runs.start(definition, once=True))
+    assert prove_kpi(definition, fix=True, execute=True).in_step
+    records += jump(cluster, topic, records)
+    drained(kpi_runs.start(definition, once=True))
+    assert prove_kpi(definition).in_step
+    kpis.assert_same(kpis.table(url), kpis.model(records))
+
+
+def jump(cluster: Cluster, topic: str, records: Sequence[KpiRecord]) -> list[KpiRecord]:
+    """Publish an event that is too late only if the next record has the same timestamp."""
+    at_ms = max(one.timestamp_ms for one in records if one.timestamp_ms < kpis.YEAR_2060_MS)
+    event = {"status": "QUEUED", "version": 77, "updated_at": at_ms}
+    jumping = [kpis.record(0, kpis.YEAR_2060_MS, "D-0", **event)]
+    kpis.publish(cluster, topic, jumping)
+    return jumping
 
 
 def test_counting_again_under_a_running_kpi_and_with_other_settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import defaultdict
@@ -28,6 +29,7 @@ NAME = "print_kpis"
 DURATIONS = {"printing": ["QUEUED", "PRINTED"], "delivery": ["PRINTED", "DELIVERED"]}
 WATERMARK_S = 600
 T0_MS = 1_790_000_040_000  # the beginning of a minute
+YEAR_2060_MS = 2_840_140_800_000
 STATUSES = ("QUEUED", "PRINTING", "PRINTED", "DELIVERED")
 
 
@@ -71,9 +73,17 @@ def record(partition: int, timestamp_ms: int, document: str, **fields: Any) -> K
 
 
 def log(
-    seed: int, documents: int = 40, partitions: int = 2, begin_ms: int = T0_MS
+    seed: int,
+    documents: int = 40,
+    partitions: int = 2,
+    begin_ms: int = T0_MS,
+    *,
+    wrong_clocks: bool = False,
 ) -> list[KpiRecord]:
-    """Return records of documents on their way: repeated, out of order, late and too late."""
+    """Return records of documents on their way: repeated, out of order, late and too late.
+
+    With `wrong_clocks`, each partition has records whose timestamps are no times, or far ahead.
+    """
     chance = random.Random(seed)
     events: list[tuple[int, KpiRecord]] = []
     for number in range(documents):
@@ -96,6 +106,12 @@ def log(
     for place in sorted(chance.sample(range(len(records)), 4), reverse=True):
         noise = chance.choice((b"not JSON", None, b'{"doc_id": "D-1", "version": 9}'))
         records.insert(place, KpiRecord(0, records[place].timestamp_ms, "D-0", noise))
+    if wrong_clocks:
+        for partition in range(partitions):
+            places = [at for at, one in enumerate(records) if one.partition == partition]
+            for part, wrong_ms in enumerate((YEAR_2060_MS, begin_ms * 1_000, YEAR_2060_MS), 1):
+                at = places[len(places) * part // 4]
+                records[at] = records[at]._replace(timestamp_ms=wrong_ms)
     return records
 
 
@@ -160,12 +176,14 @@ def model(
     """
     counts: dict[tuple[int, str, str], int] = defaultdict(int)
     events: dict[str, set[tuple[int, str, int]]] = defaultdict(set)
-    clocks: dict[int, int] = {}
+    seen_ms: dict[int, list[int]] = defaultdict(list)
     for one in records:
         body = _body(one.value)
         if body is None or "status" not in body:
             continue
-        now = clocks[one.partition] = max(clocks.get(one.partition, 0), one.timestamp_ms)
+        if one.timestamp_ms <= 253_402_300_799_999:
+            seen_ms[one.partition].append(one.timestamp_ms)
+        now = _clock(seen_ms[one.partition], watermark_s * 1_000)
         if body["updated_at"] < now - watermark_s * 1_000:
             counts[_minute(now), "too_late", body["status"]] += 1
             continue
@@ -209,6 +227,19 @@ def _body(value: bytes | None) -> dict[str, Any] | None:
         return msgspec.json.decode(value, type=dict[str, Any]) if value else None
     except msgspec.DecodeError:
         return None
+
+
+def _clock(times_ms: Sequence[int], watermark_ms: int) -> int:
+    """Return the time of a partition with records of these times: no jump of one record alone."""
+    now = 0
+    for before_ms, at_ms in itertools.pairwise([0, *times_ms]):
+        if min(before_ms, at_ms) > now + watermark_ms:
+            now = min(before_ms, at_ms)
+        if at_ms <= now + watermark_ms:
+            now = max(now, at_ms)
+        elif now < before_ms <= now + watermark_ms:
+            now = before_ms
+    return now
 
 
 def _minute(at_ms: int) -> int:
