@@ -10,7 +10,7 @@ import pyarrow as pa
 from instep import errors
 from instep.archive import columns
 from instep.archive.reader import ArchiveReader
-from instep.archive.table import ArchiveTable
+from instep.archive.table import ArchiveTable, Ranges
 from instep.document.records import Record
 from instep.kafka import groups, offsets, topics
 from instep.kafka.connection import Cluster
@@ -92,9 +92,32 @@ def refuse_expired(cluster: Cluster, name: str, topic: Topic, positions: Mapping
         )
 
 
+def refuse_lost(name: str, topic: str, lost: Ranges, despite: str) -> None:
+    """Raise if neither the archive nor its topic has some of the records that are to be read.
+
+    `despite` is the option that accepts it.
+    """
+    if lost:
+        raise errors.OffsetsExpired(
+            f"neither archive {name!r} nor topic {topic!r} has all records of this range"
+            f" ({shown_ranges(lost)}): a delete that is lost would bring its document back",
+            "select a range without them, with --from, --to or --partition;"
+            f" or accept that they are lost: {despite}",
+        )
+
+
 def shown(ranges: Mapping[int, tuple[int, int]]) -> str:
     """Return half-open ranges as text, with their last offsets."""
-    return ", ".join(f"partition {p}: {start} to {end - 1}" for p, (start, end) in ranges.items())
+    return shown_ranges({part: [bounds] for part, bounds in ranges.items()})
+
+
+def shown_ranges(ranges: Ranges) -> str:
+    """Return half-open ranges as text, with their last offsets."""
+    return ", ".join(
+        f"partition {part}: {start} to {end - 1}"
+        for part, several in ranges.items()
+        for start, end in several
+    )
 
 
 def refuse_diverged(

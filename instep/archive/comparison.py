@@ -62,9 +62,11 @@ class ArchiveReport(msgspec.Struct, frozen=True):
     different: int
     extra: int  # of the archive only; with compaction the topic may have removed them: not counted
     only_archived: int  # offsets that the topic no longer holds
-    behind: int  # offsets that are not archived yet
+    lost: int  # offsets that the topic no longer holds, and that were never archived
+    behind: int  # offsets that the topic holds, and that are not archived yet
     held_back: int  # the part of them behind an open transaction
-    skipped: Ranges
+    skipped: Ranges  # lost, and somebody decided to continue behind them
+    lost_ranges: Ranges
     examples: list[ArchiveDifference]
 
 
@@ -121,9 +123,11 @@ class _ArchiveComparison:
             max(0, min(position, self._log_firsts[part]) - self._firsts[part])
             for part, position in self._positions.items()
         )
+        lost = checks.expired(self._cluster, self._topic, self._positions)
         counts = self._counts
+        counts["lost"] = sum(end - start for start, end in lost.values())
         verdict = ArchiveVerdict.IN_STEP
-        if any(counts[kind] for kind in ("missing", "repeated", "different", "extra")):
+        if any(counts[kind] for kind in ("missing", "repeated", "different", "extra", "lost")):
             verdict = ArchiveVerdict.DIFFERENT
         elif held:
             verdict = ArchiveVerdict.HELD_BACK
@@ -137,9 +141,11 @@ class _ArchiveComparison:
             counts["different"],
             counts["extra"],
             only,
+            counts["lost"],
             sum(behind.values()) + held,
             held,
             self._table.skipped(),
+            {part: [bounds] for part, bounds in lost.items()},
             self._examples,
         )
 
@@ -148,6 +154,7 @@ class _ArchiveComparison:
         position = self._positions.get(partition)
         if position is None:
             return committed_end - self._log_firsts[partition]
+        position = max(position, self._log_firsts[partition])  # what is before it is lost
         if position >= committed_end:
             return 0
         found = offsets.first_records(self._cluster, self._topic.name, {partition: position})

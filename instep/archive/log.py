@@ -1,4 +1,4 @@
-"""An archive together with its topic, as one log that begins where the archive does."""
+"""An archive together with its topic, as one log that begins where the first of them does."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
 from instep.archive.reader import ArchiveReader
-from instep.archive.table import ArchiveTable
+from instep.archive.table import ArchiveTable, Ranges
 from instep.document import event
 from instep.kafka.logs import Log
 from instep.kafka.offsets import LogRecord
 
 
 class ArchivedLog:
-    """Reads the archive below its positions, and the topic from there on."""
+    """Reads the archive from its beginning to its positions, and the topic otherwise."""
 
     def __init__(
         self, table: ArchiveTable, topic: Log, partitions: Collection[int], *, keeps_deleted: bool
@@ -25,9 +25,10 @@ class ArchivedLog:
         """
         self._reader, self._topic, self._keeps_deleted = ArchiveReader(table), topic, keeps_deleted
         self._firsts, self._positions = table.firsts(partitions), table.positions(partitions)
+        self._skipped = table.skipped()
 
     def starts(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return the offset at which the archive of each partition began."""
+        """Return the first offset that archive or topic has of each partition."""
         in_topic = self._topic.starts(partitions)
         return {part: min(self._firsts.get(part, at), at) for part, at in in_topic.items()}
 
@@ -50,16 +51,46 @@ class ArchivedLog:
                 if record.value is None or record.offset > deleted.get(record.key, -1):
                     yield record
 
+    def lost(self, ranges: Mapping[int, tuple[int, int]]) -> Ranges:
+        """Return the parts of ranges that neither the archive nor the topic has."""
+        in_topic = self._topic.starts(ranges)
+        found: Ranges = {}
+        for part, (start, end) in ranges.items():
+            before, archived, after = self._parts(part, start, end)
+            gaps = [_common(archived, skipped) for skipped in self._skipped.get(part, ())]
+            gaps += [_common(one, (0, in_topic[part])) for one in (before, after)]
+            if gaps := sorted(gap for gap in gaps if gap[0] < gap[1]):
+                found[part] = gaps
+        return found
+
     def _records(self, partition: int, start: int, end: int) -> Iterator[LogRecord]:
-        archived_to = self._positions.get(partition, 0)
-        yield from self._reader.records({partition: (start, min(end, archived_to))})
-        yield from self._topic.records({partition: (max(start, archived_to), end)})
+        before, archived, after = self._parts(partition, start, end)
+        yield from self._topic.records({partition: before})
+        yield from self._reader.records({partition: archived})
+        yield from self._topic.records({partition: after})
 
     def _deleted(self, partition: int, start: int, end: int) -> dict[bytes | None, int]:
         """Return the offset of the last record without a value of each key that has one."""
-        archived_to = self._positions.get(partition, 0)
-        found = self._reader.deletes(partition, start, min(end, archived_to))
-        for record in self._topic.records({partition: (max(start, archived_to), end)}):
+        before, archived, after = self._parts(partition, start, end)
+        found: dict[bytes | None, int] = {}
+        for record in self._topic.records({partition: before}):
+            if record.value is None:
+                found[record.key] = record.offset
+        found |= self._reader.deletes(partition, *archived)
+        for record in self._topic.records({partition: after}):
             if record.value is None:
                 found[record.key] = record.offset
         return found
+
+    def _parts(
+        self, partition: int, start: int, end: int
+    ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Divide a range: before the archive, in the archive, and behind it; any may be empty."""
+        first, position = self._firsts.get(partition, 0), self._positions.get(partition, 0)
+        archived = _common((start, end), (first, position))
+        return (start, min(end, first)), archived, (max(start, position), end)
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """Return the intersection of two half-open ranges; its end may be before its start."""
+    return max(one[0], other[0]), min(one[1], other[1])

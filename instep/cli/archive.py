@@ -30,6 +30,7 @@ COMPARED_COLUMNS = (
     "DIFFERENT",
     "EXTRA",
     "ONLY-ARCHIVED",
+    "LOST",
     "BEHIND",
 )
 
@@ -157,6 +158,8 @@ def reconcile(declared: settings.Settings, archive: str, *, as_json: bool) -> No
 
 
 def _print(report: ArchiveReport) -> None:
+    from instep.archive import checks
+
     counts = (
         report.compared,
         report.missing,
@@ -164,6 +167,7 @@ def _print(report: ArchiveReport) -> None:
         report.different,
         report.extra,
         report.only_archived,
+        report.lost,
         report.behind,
     )
     row = (report.archive, *(f"{count:,}" for count in counts))
@@ -173,6 +177,9 @@ def _print(report: ArchiveReport) -> None:
     for partition, ranges in report.skipped.items():
         for start, end in ranges:
             output.say(f"skipped: partition {partition}, offsets {start} to {end - 1}")
+    if report.lost:
+        lost = checks.shown_ranges(report.lost_ranges)
+        output.say(f"lost before they were archived: {lost}", Tone.BAD)
     if report.held_back:
         output.say(f"{counted(report.held_back, 'offset')} behind an open transaction")
     tone = Tone.GOOD if report.verdict == "in step" else Tone.BAD

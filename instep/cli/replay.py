@@ -11,8 +11,11 @@ import typer
 from instep import errors, settings, terminal
 from instep.cli import completion, options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Partitions, PipelineName
+from instep.terminal import Tone
 
 if TYPE_CHECKING:
+    from instep.archive.log import ArchivedLog
+    from instep.archive.table import Ranges
     from instep.kafka.connection import Cluster
     from instep.kafka.logs import Log
     from instep.pipeline.apply.maintenance import Change, MaintenanceSession
@@ -45,6 +48,13 @@ def replay(
             autocompletion=completion.archives,
         ),
     ] = None,
+    skip_lost: Annotated[
+        bool,
+        typer.Option(
+            "--skip-lost",
+            help="With --archive: replay although records of the range are lost.",
+        ),
+    ] = False,
     pipeline: PipelineName = None,
     execute: Execute = False,
     as_json: AsJson = False,
@@ -74,7 +84,8 @@ def replay(
         resources.cluster(declared) as cluster,
         terminal.ProgressLine(sys.stderr) as line,
     ):
-        log = _archived(declared, archive, session, cluster) if archive is not None else None
+        archived = _archived(declared, archive, session, cluster) if archive is not None else None
+        log: Log | None = archived
         selected = log_replay.resolve_range(
             session,
             cluster,
@@ -84,6 +95,8 @@ def replay(
             last=last,
             partitions=options.parse_partitions(partition),
         )
+        if archive is not None and archived is not None:
+            _refuse_lost(archive, archived.lost(selected.ranges), session, skip_lost=skip_lost)
         output.say(
             f"reading {selected.records:,} offsets of topic {session.sink.target.topic}"
             f" in {len(selected.ranges)} partitions"
@@ -104,7 +117,7 @@ def replay(
 
 def _archived(
     declared: settings.Settings, name: str, session: MaintenanceSession, cluster: Cluster
-) -> Log:
+) -> ArchivedLog:
     """Return the topic of the session's pipeline as a log that begins with its archive."""
     from instep.archive import checks, table
     from instep.archive.files import locate
@@ -128,3 +141,15 @@ def _archived(
     return ArchivedLog(
         found, TopicLog(cluster, topic.name), topic.partitions, keeps_deleted=keeps_deleted
     )
+
+
+def _refuse_lost(
+    archive: str, lost: Ranges, session: MaintenanceSession, *, skip_lost: bool
+) -> None:
+    """Raise if records of the range are lost; with `skip_lost`, only say which."""
+    from instep.archive import checks
+
+    if not skip_lost:
+        checks.refuse_lost(archive, session.sink.target.topic, lost, "--skip-lost")
+    elif lost:
+        output.say(f"replaying without lost records: {checks.shown_ranges(lost)}", Tone.BAD)

@@ -21,7 +21,8 @@ def read(
 ) -> Iterator[LogRecord]:
     """Return the committed records of half-open ranges of offsets; partitions are mixed.
 
-    Raises OffsetsExpired if the log no longer has the start of a range.
+    A range whose start the log no longer has begins at the log's first offset: where a gap would
+    do harm, the caller compares both. Raises OffsetsExpired if the log loses records meanwhile.
     """
     for partition, message in messages(cluster, topic, ranges):
         yield offsets.record(message, partition)

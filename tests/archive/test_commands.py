@@ -57,6 +57,21 @@ def test_an_archive_is_written_proven_replayed_and_tidied(
     assert done.returncode == 0, done.stderr
     assert run_sql(target, "SELECT count(*) FROM contract_document") == [(DOCUMENTS,)]
 
+    # The pipeline applied what the archive lost: a delete could be among it.
+    proven = cli.instep(tmp_path, "reconcile", "--archive", "history")
+    assert (proven.returncode, "lost before they were archived" in proven.stderr) == (1, True)
+    run_sql(target, "DELETE FROM contract_document")
+    for partition, end in ends.items():
+        run_sql(
+            target, f"UPDATE instep_ledger SET next_offset = {end} WHERE partition = {partition}"
+        )
+    refused = cli.instep(tmp_path, *replay, "--execute")
+    assert (refused.returncode, "OFFSETS_EXPIRED" in refused.stderr) == (3, True)
+    assert run_sql(target, "SELECT count(*) FROM contract_document") == [(0,)]
+    accepted = cli.instep(tmp_path, *replay, "--skip-lost", "--execute")
+    assert (accepted.returncode, "replaying without lost" in accepted.stderr) == (0, True)
+    assert run_sql(target, "SELECT count(*) FROM contract_document") == [(DOCUMENTS,)]
+
     lost = DRY_RUN in cli.instep(tmp_path, "archive", "skip", "history").stderr
     skipped = cli.reported(tmp_path, "archive", "skip", "history", "--execute")["skipped"]
     assert lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,19 @@ def publish(cluster: Cluster, topic: str, *events: tuple[str, int | None]) -> No
     assert producer.flush(30) == 0
 
 
-def archive(cluster: Cluster, topic: str, folder: Path) -> table.ArchiveTable:
-    """Archive everything that the topic has."""
+def archive(
+    cluster: Cluster, topic: str, folder: Path, begins: Mapping[int, int] | None = None
+) -> table.ArchiveTable:
+    """Archive everything that the topic has, or what it has from these offsets on."""
     found = topics.describe(cluster, topic)
     owner = ArchivedTopic(topic, found.id, found.cluster_id)
     made = table.create("a", locate(str(folder)), owner)
-    writer = ArchiveWriter(made, made.take_epoch(dict.fromkeys(found.partitions, 0)))
+    begins = begins or dict.fromkeys(found.partitions, 0)
+    writer = ArchiveWriter(made, made.take_epoch(begins))
     writer.take(writer.positions(found.partitions))
     ends = offsets.latest(cluster, topic, found.partitions)
     for partition, end in ends.items():
-        read = reading.read(cluster, topic, {partition: (0, end)})
+        read = reading.read(cluster, topic, {partition: (begins[partition], end)})
         records = [Record(one.offset, one.timestamp_ms, one.key, one.value) for one in read]
         if records:
             writer.add(partition, records)
@@ -82,6 +86,49 @@ def test_a_new_pipeline_gets_what_only_the_archive_has(
     rows = run_sql(pipeline.target, "SELECT doc_no, print_version FROM contract_document")
     assert dict(rows) == expected
     assert {change.document for change in changes} >= expected.keys()
+
+
+def test_what_neither_archive_nor_topic_has_is_named(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    publish(cluster, topic, *((f"d{number}", 1) for number in range(20)))
+    archived = archive(cluster, topic, tmp_path / "archive")
+    positions = archived.positions(range(3))
+    publish(cluster, topic, *((f"d{number}", 2) for number in range(20)))
+    ends = offsets.latest(cluster, topic, range(3))
+
+    def lost(starts: dict[int, int]) -> table.Ranges:
+        found = table.require("a", archived.location)
+        log = ArchivedLog(found, TopicLog(cluster, topic), range(3), keeps_deleted=True)
+        return log.lost({part: (start, ends[part]) for part, start in starts.items()})
+
+    everything = dict.fromkeys(range(3), 0)
+    assert lost(everything) == {}
+    gap = positions[0], positions[0] + 2
+    topics.trim(cluster, topic, {0: gap[1]})
+    assert lost(everything) == {0: [gap]}
+    assert lost({1: 0, 2: 0}) == {}
+    archived.skip({0: gap})
+    assert lost(everything) == {0: [gap]}
+    assert lost({0: gap[0] + 1}) == {0: [(gap[0] + 1, gap[1])]}
+    assert lost({0: gap[1]}) == {}
+
+
+def test_what_is_before_the_archive_is_read_from_the_topic(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    publish(cluster, topic, *((f"d{number}", 1) for number in range(20)), ("d1", None))
+    first = offsets.latest(cluster, topic, range(3))
+    publish(cluster, topic, *((f"d{number}", 2) for number in range(20)))
+    archived = archive(cluster, topic, tmp_path / "archive", begins=first)
+    log = ArchivedLog(archived, TopicLog(cluster, topic), range(3), keeps_deleted=True)
+    ends = offsets.latest(cluster, topic, range(3))
+    starts = log.starts(range(3))
+    assert starts == dict.fromkeys(range(3), 0)
+    read = [record for part, end in ends.items() for record in log.records({part: (0, end)})]
+    assert len(read) == 41
+    topics.trim(cluster, topic, {0: 1})
+    assert log.lost({0: (0, ends[0])}) == {0: [(0, 1)]}
 
 
 def test_a_time_is_found_in_the_archive_before_the_topic(
