@@ -212,8 +212,13 @@ def test_the_second_of_two_people_sees_what_happened(
 def test_an_action_needs_its_plan(console: ConsoleServer, office: ConsoleFolder) -> None:
     """Refuse what did not come from the form of a plan, and show the plan."""
     cookie = cookie_of(console)
-    before = rejected(office, "NOT_JSON")
-    for path in ("/parked/skip?document=p5", "/dead/drop?reason=NOT_JSON", "/dead/drop?all=1"):
+    before = rejected(office, "NOT_JSON"), decisions(office, "p5")
+    for path in (
+        "/parked/skip?document=p5",
+        "/parked/release?document=p5",
+        "/dead/drop?reason=NOT_JSON",
+        "/dead/drop?all=1",
+    ):
         answer = answered(
             console,
             path,
@@ -224,8 +229,53 @@ def test_an_action_needs_its_plan(console: ConsoleServer, office: ConsoleFolder)
         )
         assert answer.status == 409, path
         assert "look at the plan first" in answer.text
-    assert rejected(office, "NOT_JSON") == before
-    assert len(decisions(office, "p5")) == 1
+    assert (rejected(office, "NOT_JSON"), decisions(office, "p5")) == before
+
+
+def test_an_action_refuses_what_another_one_selects_by(
+    console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    """Never take a parameter that an action does not know for "everything"."""
+    cookie, origin = cookie_of(console), f"http://127.0.0.1:{console.port}"
+    before = rejected(office, "NOT_JSON"), parked_documents(office)
+    for path in (
+        "/dead/drop?document=p5",
+        "/dead/replay?document=p5&all=1",
+        "/parked/release?place=0:1",
+        "/parked/skip?document=p5&place=0:1",
+    ):
+        for method in ("GET", "POST"):
+            answer = answered(console, path, method, "why=unseen", Cookie=cookie, Origin=origin)
+            assert answer.status == 400, (path, method)
+            assert "selects by" in answer.text
+    assert (rejected(office, "NOT_JSON"), parked_documents(office)) == before
+
+
+def test_a_release_leaves_alone_what_joined_the_document_after_the_plan(
+    console: ConsoleServer, office: ConsoleFolder, cluster: Cluster
+) -> None:
+    cookie, path = cookie_of(console), "/parked/release?document=joined"
+
+    def publish(version: int, status: str) -> None:
+        event = {"doc_id": "joined", "status": status, "version": version, "updated_at": 1}
+        consoles.apply(cluster, office, 1, [("joined", event)])
+
+    publish(1, LONG_STATUS)
+    publish(2, "PRINTED")
+    consoles.unblock(office, "joined")
+    plan = answered(console, path, Cookie=cookie)
+    publish(3, "SENT")
+    done = confirmed(console, cookie, path, plan, "what I saw").text
+    assert "1 applied, 1 parked" in done
+    assert "it arrived after the plan" in done
+    assert [row[1] for row in decisions(office, "joined")] == ["applied"]
+    assert "joined" in parked_documents(office)
+    again = confirmed(console, cookie, path, plan, "once more").text
+    assert "joined</strong> was left alone" in again
+    assert "Nothing was changed" in again
+    now = answered(console, path, Cookie=cookie)
+    assert "1 applied" in confirmed(console, cookie, path, now, "the rest").text
+    assert "joined" not in parked_documents(office)
 
 
 def test_two_people_release_a_document_at_once(

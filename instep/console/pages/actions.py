@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
@@ -32,10 +32,11 @@ from instep.sinks.stored_values import chunks
 
 SHOWN = 100
 PLANNED_MAX = 500
-# fields that bind an action to its plan: the event that blocks each document; else how far the
-# selected records reach in each log, and before which time they came
-BLOCKING, UP_TO, UNTIL = "blocking", "up_to", "until"
+# fields that bind an action to its plan: the event that blocks each document, or the last one of
+# each; else how far the selected records reach in each log, and before which time they came
+BLOCKING, LAST, UP_TO, UNTIL = "blocking", "last", "up_to", "until"
 
+ItemKind = Literal["place", "document"]  # of what is selected one by one; the name of its parameter
 
 log = logging.getLogger("instep.console")
 
@@ -44,8 +45,8 @@ class Choice(msgspec.Struct, frozen=True):
     """What a person selected on a list, and did to it."""
 
     pipeline: str
-    places: list[str]
-    documents: list[str]
+    kind: ItemKind
+    items: list[str]  # selected one by one; else a whole reason, or everything
     reason: str | None
     everything: bool
 
@@ -53,8 +54,7 @@ class Choice(msgspec.Struct, frozen=True):
     def query(self) -> str:
         """Return the parameters of the URL that selects the same."""
         pairs = [("pipeline", self.pipeline)]
-        pairs += [("place", place) for place in self.places]
-        pairs += [("document", document) for document in self.documents]
+        pairs += [(self.kind, item) for item in self.items]
         if self.reason:
             pairs.append(("reason", self.reason))
         if self.everything:
@@ -62,16 +62,16 @@ class Choice(msgspec.Struct, frozen=True):
         return urlencode(pairs)
 
     def check(self) -> None:
-        """Raise if nothing is selected."""
-        if not (self.places or self.documents or self.reason or self.everything):
+        """Raise if nothing is selected, or too much one by one."""
+        if not (self.items or self.reason or self.everything):
             raise errors.SettingsError(
                 "nothing is selected", "go back, and select at least one line or a whole reason"
             )
-
-    @property
-    def items(self) -> list[str]:
-        """Return what was selected one by one."""
-        return self.places or self.documents
+        if len(self.items) > PLANNED_MAX:
+            raise errors.SettingsError(
+                f"{len(self.items)} lines are selected, more than {PLANNED_MAX}",
+                "select fewer, or a whole reason",
+            )
 
     @property
     def options(self) -> list[str]:
@@ -137,6 +137,7 @@ class QuarantineAction(msgspec.Struct, frozen=True):
     title: str
     verb: str
     command: tuple[str, str]
+    takes: ItemKind
     plan: Callable[[PageRequest, Choice], ActionPlan]
     execute: Callable[[PageRequest, Choice, ActionResult], None]
 
@@ -186,26 +187,29 @@ def _plan_release(view: PageRequest, choice: Choice) -> ActionPlan:
                 changes += release.release(session, name, execute=False)
             except errors.NotParked:
                 missing[name] = _decisions_about(session, name)
-    return ActionPlan(changes, missing, max(0, len(names) - PLANNED_MAX), _bound_fields(ends))
+    bound = _bound_fields(ends)
+    if choice.items:
+        bound = [(LAST, _event_field(one)) for one in _last_events(changes)]
+    return ActionPlan(changes, missing, max(0, len(names) - PLANNED_MAX), bound)
 
 
 def _plan_skip(view: PageRequest, choice: Choice) -> ActionPlan:
     changes: list[Change] = []
     missing: dict[str, list[DecisionRecord]] = {}
-    if not 0 < len(choice.documents) <= PLANNED_MAX:
+    if not choice.items:
         raise errors.SettingsError(
-            f"events are skipped for 1 to {PLANNED_MAX} documents at a time, chosen one by one",
+            "events are skipped for documents that are chosen one by one",
             "select them on the page Parked",
         )
     with view.session(choice.pipeline) as session:
-        for name in choice.documents:
+        for name in choice.items:
             try:
                 event, _ = parked.skip(session, name, "", execute=False)
             except errors.NotParked:
                 missing[name] = _decisions_about(session, name)
             else:
                 changes.append(_skipped(name, event))
-    bound = [(BLOCKING, f"{place_of(one.position)} {one.document}") for one in changes]
+    bound = [(BLOCKING, _event_field(one)) for one in changes]
     return ActionPlan(changes, missing, bound=bound)
 
 
@@ -235,20 +239,28 @@ def _drop(view: PageRequest, choice: Choice, result: ActionResult) -> None:
 
 
 def _release(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+    """Release what the plan shows: of documents chosen one by one, the events up to its last."""
+    planned: dict[str, list[RecordPosition]] = {}
+    for position, name in _events(view, LAST):
+        planned.setdefault(name, []).append(position)
     with view.session(choice.pipeline) as session:
-        chosen = _selection(session, choice)
-        if not choice.documents:
-            chosen = _bound(view, chosen)
-        for name in _documents(session, choice, chosen)[0]:
+        if not choice.items:
+            chosen = _bound(view, _selection(session, choice))
+            planned = {name: [] for name in _documents(session, choice, chosen)[0]}
+        for name, last in planned.items():
             try:
-                result.add(release.release(session, name, execute=True, reason=result.reason))
+                result.add(
+                    release.release(session, name, execute=True, reason=result.reason, up_to=last)
+                )
             except errors.NotParked:
                 result.missing[name] = _decisions_about(session, name)
+            except errors.NotBlocking as error:
+                result.moved[name] = _what_happened(session, last[0], error)
 
 
 def _skip(view: PageRequest, choice: Choice, result: ActionResult) -> None:
     with view.session(choice.pipeline) as session:
-        for planned, name in _blocking(view):
+        for planned, name in _events(view, BLOCKING):
             try:
                 event, _ = parked.skip(session, name, result.reason, execute=True, planned=planned)
             except errors.NotParked:
@@ -283,6 +295,7 @@ ACTIONS: Mapping[str, QuarantineAction] = {
             "Replay dead letters",
             "Replay",
             ("dead", "replay"),
+            "place",
             _plan_replay,
             _replay,
         ),
@@ -291,6 +304,7 @@ ACTIONS: Mapping[str, QuarantineAction] = {
             "Drop dead letters for good",
             "Drop",
             ("dead", "drop"),
+            "place",
             _plan_drop,
             _drop,
         ),
@@ -299,6 +313,7 @@ ACTIONS: Mapping[str, QuarantineAction] = {
             "Release parked documents",
             "Release",
             ("parked", "release"),
+            "document",
             _plan_release,
             _release,
         ),
@@ -307,6 +322,7 @@ ACTIONS: Mapping[str, QuarantineAction] = {
             "Skip the events that block documents",
             "Skip",
             ("parked", "skip"),
+            "document",
             _plan_skip,
             _skip,
         ),
@@ -317,14 +333,7 @@ ACTIONS: Mapping[str, QuarantineAction] = {
 def act(view: PageRequest) -> Response:
     """Show the plan of an action, or execute it with a reason."""
     action = ACTIONS[view.request.url.path]
-    choice = Choice(
-        view.pipeline(),
-        list(dict.fromkeys(view.texts("place"))),
-        list(dict.fromkeys(view.texts("document"))),
-        view.text("reason") or None,
-        bool(view.text("all")),
-    )
-    choice.check()
+    choice = _choice(view, action)
     why = view.text("why").strip()
     if action.path in DECODING and (needs := view.workspace.needs_spark(choice.pipeline)):
         [command] = _commands(view, action, choice, ActionPlan([]), why or "REASON")
@@ -349,6 +358,25 @@ def act(view: PageRequest) -> Response:
     )
 
 
+def _choice(view: PageRequest, action: QuarantineAction) -> Choice:
+    """Return what the URL selects. A parameter of another action must not mean everything."""
+    other = "document" if action.takes == "place" else "place"
+    if view.texts(other):
+        raise errors.SettingsError(
+            f"{action.path} selects by {action.takes}, and the URL names a {other}",
+            "go back, and select lines of the list",
+        )
+    choice = Choice(
+        view.pipeline(),
+        action.takes,
+        list(dict.fromkeys(view.texts(action.takes))),
+        view.text("reason") or None,
+        bool(view.text("all")),
+    )
+    choice.check()
+    return choice
+
+
 def done(view: PageRequest) -> Response:
     """Show what an action did."""
     kept = view.workspace.result(view.require("id"))
@@ -363,17 +391,18 @@ def done(view: PageRequest) -> Response:
 def _problem(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> str | None:
     if not why:
         return "Give a reason: whoever reads the decision later needs it."
-    is_bound = bool(choice.items)
-    if action.path == "/parked/skip":
-        is_bound = bool(view.texts(BLOCKING))
-    elif not choice.items:
+    if not choice.items:
         is_bound = bool(view.texts(UP_TO) and view.text(UNTIL))
+    elif action.takes == "document":
+        is_bound = bool(view.texts(BLOCKING) or view.texts(LAST))
+    else:
+        is_bound = True  # the record at a place never changes
     return None if is_bound else "Nothing was changed: look at the plan first, then confirm it."
 
 
 def _execute(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> Response:
     """Execute the action. After an error midway, show what was done before."""
-    planned = ActionPlan([Change(place, name, "") for place, name in _blocking(view)])
+    planned = ActionPlan([Change(place, name, "") for place, name in _events(view, BLOCKING)])
     planned.bound.extend((UNTIL, text) for text in view.texts(UNTIL))
     result = ActionResult(
         f"{action.verb}: done",
@@ -427,7 +456,9 @@ def _until(name: str, value: str) -> list[str]:
 
 
 def _selection(session: MaintenanceSession, choice: Choice) -> Selection:
-    return selection.select(session.sink.target.topic, choice.places, choice.reason)
+    places = choice.items if choice.kind == "place" else []
+    reason = None if choice.items else choice.reason
+    return selection.select(session.sink.target.topic, places, reason)
 
 
 def _ends(session: MaintenanceSession, chosen: Selection) -> list[SelectedLog]:
@@ -451,13 +482,24 @@ def _bound(view: PageRequest, chosen: Selection) -> Selection:
     return msgspec.structs.replace(chosen, up_to=up_to, until=until)
 
 
-def _blocking(view: PageRequest) -> list[tuple[RecordPosition, str]]:
-    """Return the events that the plan would skip, and their documents."""
+def _event_field(change: Change) -> str:
+    """Return an event and its document as the value of a field; see `_events`."""
+    return f"{place_of(change.position)} {change.document}"
+
+
+def _events(view: PageRequest, name: str) -> list[tuple[RecordPosition, str]]:
+    """Return the events that a field of the plan names, and their documents."""
     found = []
-    for text in view.texts(BLOCKING):
+    for text in view.texts(name):
         topic, partition, offset, document = [*text.split(" ", 3), "", "", ""][:4]
         found.append((position_at(f"{topic} {partition} {offset}"), document))
     return found
+
+
+def _last_events(changes: Iterable[Change]) -> list[Change]:
+    """Return the last event of each document in each log."""
+    last = {(one.document, one.position.log, one.position.partition): one for one in changes}
+    return list(last.values())
 
 
 def _first_letters(session: MaintenanceSession, chosen: Selection) -> Selection:
@@ -479,8 +521,8 @@ def _documents(
     session: MaintenanceSession, choice: Choice, chosen: Selection
 ) -> tuple[Sequence[str], list[SelectedLog]]:
     """Return the chosen documents, and how far the events that block them reach in each log."""
-    if choice.documents:
-        return choice.documents, []
+    if choice.items:
+        return choice.items, []
     with session.read() as sink:
         heads = sink.journal.parked_heads(chosen)
     ends: dict[tuple[str, int], SelectedLog] = {}

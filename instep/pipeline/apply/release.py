@@ -7,7 +7,7 @@ again. What came before it is applied; the rest keeps waiting.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -23,13 +23,23 @@ from instep.sinks.target import Position
 NO_RESULT = Refusal(
     Reason.TRANSFORMATION_FAILED, "the transformation does not yield this event any more"
 )
+WAITS_SINCE_PLAN = "it arrived after the plan"
 
 
 def release(
-    session: MaintenanceSession, document: str, *, execute: bool, reason: str | None = None
+    session: MaintenanceSession,
+    document: str,
+    *,
+    execute: bool,
+    reason: str | None = None,
+    up_to: Collection[RecordPosition] = (),
 ) -> list[Change]:
-    """Apply a document's waiting events in one transaction, and return what became of each."""
-    return session.retry(lambda: _release(session, document, execute, reason))
+    """Apply a document's waiting events in one transaction, and return what became of each.
+
+    `up_to` has the last event to apply of each log: later events, and those of other logs, keep
+    waiting. Raise NotBlocking if the document waits for none of these events any more.
+    """
+    return session.retry(lambda: _release(session, document, execute, reason, up_to))
 
 
 def waiting_events(session: MaintenanceSession, document: str) -> list[QuarantinedRecord]:
@@ -57,12 +67,22 @@ def ledger_offset(
 
 
 def _release(
-    session: MaintenanceSession, document: str, execute: bool, reason: str | None
+    session: MaintenanceSession,
+    document: str,
+    execute: bool,
+    reason: str | None,
+    up_to: Collection[RecordPosition],
 ) -> list[Change]:
     sink, at = session.sink, maintenance.now()
     lines: list[Change] = []
     with session.transaction(execute=execute) as ledger:
-        waiting = waiting_events(session, document)
+        waiting, later = _divide(waiting_events(session, document), up_to)
+        if not waiting:
+            raise errors.NotBlocking(
+                f"document {document!r} of pipeline {session.name!r} waits only for events that"
+                f" arrived after the plan, the first at {later[0].position}",
+                "look at what would happen now",
+            )
         decoded = _decode(session, waiting)
         for number, one in enumerate(waiting):
             line = _apply(session, one, decoded[number])
@@ -71,17 +91,34 @@ def _release(
                 sink.journal.update_parked(
                     one.position, Reason(line.reason or ""), line.detail or ""
                 )
-                lines += [
-                    Change(rest.position, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value)
-                    for rest in waiting[number + 1 :]
-                ]
+                lines += [_behind(rest) for rest in waiting[number + 1 :]]
                 break
             stood = ledger_offset(session, ledger, one.position)
             sink.journal.update_verdict(document, one.position, _history_verdict(line), at, stood)
+        lines += [_behind(rest, WAITS_SINCE_PLAN) for rest in later]
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
         sink.journal.remove_parked([line.position for line in gone])
         session.record(Action.RELEASED, gone, at, reason)
     return lines
+
+
+def _divide(
+    waiting: Sequence[QuarantinedRecord], up_to: Collection[RecordPosition]
+) -> tuple[Sequence[QuarantinedRecord], Sequence[QuarantinedRecord]]:
+    """Return the events up to these places, and from the first behind them on the others."""
+    last = {(place.log, place.partition): (place.offset, place.result) for place in up_to}
+    for number, one in enumerate(waiting if up_to else ()):
+        place = one.position
+        end = last.get((place.log, place.partition))
+        if end is None or (place.offset, place.result) > end:
+            return waiting[:number], waiting[number:]
+    return waiting, []
+
+
+def _behind(one: QuarantinedRecord, detail: str | None = None) -> Change:
+    """Return the line of an event that keeps waiting."""
+    reason = Reason.WAITS_BEHIND.value
+    return Change(one.position, one.document, Verdict.PARKED.value, reason, detail)
 
 
 def _apply(session: MaintenanceSession, one: QuarantinedRecord, event: Event | Refusal) -> Change:
