@@ -431,7 +431,10 @@ class PositionMissing(NamedStop):
     """A relay or a stream has published before, but its position is no longer in Kafka."""
 
     code = "POSITION_MISSING"
-    usual_remedy = "decide which rows to publish: instep relay reset; then: instep relay run"
+    usual_remedy = (
+        "decide where to continue: instep relay reset, or, for a stream, instep stream reset;"
+        " then start it again"
+    )
 
 
 class ForeignTransactions(NamedStop):
@@ -456,7 +459,8 @@ class OutputTopicChanged(NamedStop):
 
     code = "OUTPUT_TOPIC_CHANGED"
     usual_remedy = (
-        "accept the topic as it is now: instep relay reset --to current; then: instep relay run"
+        "accept the topic as it is now: instep relay reset --to current, or, for a stream,"
+        " instep stream reset --to current; then start it again"
     )
 
 

@@ -215,7 +215,9 @@ def _show_seeds(by_seed: Mapping[int, Mapping[str, ClaimResult]], *, as_json: bo
     found = seeds.compare(by_seed)
     differing = [one for one in found if not one.same]
     if as_json:
-        output.print_json([{**dataclasses.asdict(one), "same": one.same} for one in found])
+        output.print_json(
+            {"claims": [{**dataclasses.asdict(one), "same": one.same} for one in found]}
+        )
     else:
         for one in differing:
             typer.echo(f"{output.cell(one.claim)}: {_by_seed(one.verdicts)}")
@@ -240,7 +242,7 @@ def _show_results(folder: Path, results: Mapping[str, ClaimResult], *, as_json: 
     from instep_lab.verdict import ClaimVerdict
 
     if as_json:
-        output.print_json(list(results.values()))
+        output.print_json({"claims": list(results.values())})
     else:
         _show_run(_report(str(folder)), as_json=False)
     if any(one.verdict is ClaimVerdict.INCONCLUSIVE for one in results.values()):
@@ -440,7 +442,11 @@ def list_outdated(
     }
     if as_json:
         output.print_json(
-            [{**dataclasses.asdict(one), "settings": answers[one.id]} for one in selected]
+            {
+                "statements": [
+                    {**dataclasses.asdict(one), "settings": answers[one.id]} for one in selected
+                ]
+            }
         )
         return
     for one in selected:

@@ -149,7 +149,7 @@ def test_errors_show_hostile_text_harmlessly(place: Path, arguments: tuple[str, 
 
 
 def test_each_dead_letter_and_each_decision_is_shown_harmlessly(place: Path) -> None:
-    letters = json.loads(run(place, "dead", "list", "--each", "--json").stdout)
+    letters = json.loads(run(place, "dead", "list", "--each", "--json").stdout)["letters"]
     assert len(letters) == 5
     for letter in letters:
         where = f"{letter['place']['partition']}:{letter['place']['offset']}"

@@ -71,7 +71,7 @@ def local_broker() -> str:
     started = subprocess.run(
         [sys.executable, "-m", "instep", "up", "--json"], check=True, capture_output=True, text=True
     )
-    servers = {server["name"]: server["address"] for server in json.loads(started.stdout)}
+    servers = {one["name"]: one["address"] for one in json.loads(started.stdout)["servers"]}
     return str(servers["kafka"])
 
 

@@ -123,7 +123,7 @@ def local_broker(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if not json.loads(before.stdout or b"[]"):
+        if not json.loads(before.stdout or b"{}").get("servers"):
             instep(folder, "down")
 
 

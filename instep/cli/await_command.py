@@ -70,7 +70,8 @@ def await_record(
         with OutcomeReader(declared, name) as reader:
             outcomes.append((name, reader.outcome(topic, record_of(found[0]), timeout_s)))
     if as_json:
-        output.print_json([{"pipeline": name, "outcome": outcome} for name, outcome in outcomes])
+        known = [{"pipeline": name, "outcome": outcome} for name, outcome in outcomes]
+        output.print_json({"pipelines": known})
         return
     rows = [
         (

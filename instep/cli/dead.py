@@ -79,10 +79,11 @@ def list_letters(
                     for one in sink.journal.dead_letter_reasons(selection)
                 ]
     if as_json and each:
-        output.print_json([quarantine.json_record(name, letter) for name, letter in letters])
+        shown = [quarantine.json_record(name, letter) for name, letter in letters]
+        output.print_json({"letters": shown})
     elif as_json:
         keys = [name.lower() for name in GROUP_COLUMNS]
-        output.print_json([dict(zip(keys, group, strict=True)) for group in groups])
+        output.print_json({"reasons": [dict(zip(keys, group, strict=True)) for group in groups]})
     elif letters:
         typer.echo(output.table(LETTER_COLUMNS, [_row(*letter) for letter in letters]))
         if len(letters) >= limit:

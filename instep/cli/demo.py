@@ -55,7 +55,7 @@ def demo(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Compare polling with events while pipeline and broker are killed, in about a minute."""
+    """Compare polling with events while pipeline and broker are killed, in about 90 seconds."""
     from instep.demo import report, stage, story
     from instep.report import web_page
 

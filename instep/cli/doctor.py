@@ -24,7 +24,7 @@ def doctor(as_json: AsJson = False, _config: Config = None, _debug: Debug = Fals
             if check.fix:
                 typer.echo(f"{'':6}{output.cell(check.fix)}")
     if as_json:
-        output.print_json(results)
+        output.print_json({"checks": results})
     failed = sum(check.state == checks.CheckState.WRONG for check in results)
     if failed:
         output.say(f"{failed} of {len(results)} checks failed")

@@ -127,7 +127,7 @@ def _rules() -> Iterable[Page]:
 def _print_all(known: list[Page], as_json: bool) -> None:
     if as_json:
         keys = ("code", "group", "summary")
-        output.print_json([{key: getattr(page, key) for key in keys} for page in known])
+        output.print_json({"pages": [{key: getattr(page, key) for key in keys} for page in known]})
         return
     for group, title in TITLES.items():
         typer.echo(f"{title}\n")

@@ -439,8 +439,7 @@ def _check_topics(
     if names_topics == bool(topics or all_topics) or (topics and all_topics):
         raise errors.SettingsError(
             "it is not clear what to reset",
-            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics,"
-            " neither",
+            "give --topic TOPIC[:0,1] or --all-topics; or --from-file, whose file names the topics",
         )
 
 

@@ -12,7 +12,7 @@ from instep.cli import help as help_pages
 from instep.cli import options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, PipelineNames
 
-app = help_pages.command_group("history", "Manage the history of every event.")
+app = help_pages.command_group("history", "Prune the history of events.")
 
 
 @app.command("prune")

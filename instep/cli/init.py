@@ -50,7 +50,9 @@ def init(
     exists, only --execute changes anything.
     """
     if sql and execute:
-        raise errors.SettingsError("--sql changes nothing, so it excludes --execute", "give one")
+        raise errors.SettingsError(
+            "--sql only prints; it cannot be combined with --execute", "give one"
+        )
     declared = settings.load(GLOBAL.config)
     plan_only = add_columns and not execute
     planned: list[str] = []
@@ -69,17 +71,16 @@ def init(
             _report_statuses(declared, name, pipeline)
         output.say(f"{name}: ready")
     if as_json:
-        output.print_json(
-            [
-                {
-                    "pipeline": name,
-                    "executed": not sql and not faults[name] and name not in planned,
-                    "statements": statements[name],
-                    "errors": [str(fault) for fault in faults[name]],
-                }
-                for name in faults
-            ]
-        )
+        prepared = [
+            {
+                "pipeline": name,
+                "executed": not sql and not faults[name] and name not in planned,
+                "statements": statements[name],
+                "errors": [str(fault) for fault in faults[name]],
+            }
+            for name in faults
+        ]
+        output.print_json({"pipelines": prepared})
     _report_faults(faults)
     if planned and not sql:
         output.say_dry_run()

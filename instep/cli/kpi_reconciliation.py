@@ -64,7 +64,8 @@ def run(
                 if not as_json:
                     _print(report)
     if as_json:
-        output.print_json({"kpis": reports})
+        executed = {"executed": execute} if fix else {}
+        output.print_json({**executed, "kpis": reports})
     if fix and not execute:
         output.say_dry_run()
     verdicts = {report.verdict for report in reports}

@@ -52,7 +52,7 @@ Debug = Annotated[
     bool, typer.Option("--debug", callback=_store_debug, help="Show tracebacks and Spark's log.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Once = Annotated[bool, typer.Option("--once", help="Do what there is to do now, then exit.")]
+Once = Annotated[bool, typer.Option("--once", help="Process what is there now, then exit.")]
 Execute = Annotated[
     bool, typer.Option("--execute", help="Apply the changes; without it, only show the plan.")
 ]

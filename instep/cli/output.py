@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +16,8 @@ from instep.document.showing import plain, plain_json
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from instep import settings
     from instep.kafka.admin.outcomes import AdminResult
     from instep.local.registry import LocalServer
@@ -63,8 +65,8 @@ def missing_rights_hint(declared: settings.Settings, found: Sequence[Any]) -> st
 # --- JSON ---------------------------------------------------------------------------------------
 
 
-def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
+def print_json(value: Mapping[str, Any] | msgspec.Struct | DataclassInstance) -> None:
+    """Print an object as indented JSON; lists have a key, so that others can join them."""
     typer.echo(as_json(value))
 
 
@@ -178,7 +180,7 @@ def print_servers(servers: Sequence[LocalServer], as_json: bool) -> None:
     """Print local servers."""
     if as_json:
         keys = ("name", "state", "address", "log", "pid")
-        print_json([{key: getattr(server, key) for key in keys} for server in servers])
+        print_json({"servers": [{key: getattr(one, key) for key in keys} for one in servers]})
     elif servers:
         rows = [(server.name, server.state, server.address, server.log) for server in servers]
         typer.echo(table(("SERVER", "STATE", "ADDRESS", "LOG"), rows))
@@ -190,16 +192,15 @@ def report_results(
     """Print the result of each item. Exit with the status of the first one that failed."""
     failures = [result.error for result in results if result.error is not None]
     if as_json:
-        print_json(
-            [
-                {
-                    "name": result.name,
-                    "done": result.done,
-                    "error": str(result.error) if result.error else None,
-                }
-                for result in results
-            ]
-        )
+        rows = [
+            {
+                "name": result.name,
+                "done": result.done,
+                "error": str(result.error) if result.error else None,
+            }
+            for result in results
+        ]
+        print_json({"executed": executed, "results": rows})
     # A single failure is reported like that of any other command, with its remedy.
     elif len(results) == 1 and failures:
         raise failures[0]

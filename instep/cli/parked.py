@@ -65,7 +65,7 @@ def list_parked(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Show parked documents: why each waits, since when, and how long it is retried."""
+    """Show parked documents: why and since when each waits, and how long it is retried."""
     from instep.pipeline import retry_policy
     from instep.pipeline.apply import maintenance
 
@@ -79,14 +79,13 @@ def list_parked(
                 declared = owners.settings.pipelines[name]
                 outlook = retry_policy.outlook(declared, head.reason, head.parked, now)
                 heads.append((name, head, outlook))
-            total += sink.journal.parked_count()
+            total += sink.journal.parked_count(selection)
     if as_json:
-        output.print_json(
-            [
-                {"pipeline": name, **msgspec.to_builtins(head), **msgspec.structs.asdict(outlook)}
-                for name, head, outlook in heads
-            ]
-        )
+        documents = [
+            {"pipeline": name, **msgspec.to_builtins(head), **msgspec.structs.asdict(outlook)}
+            for name, head, outlook in heads
+        ]
+        output.print_json({"total": total, "documents": documents})
     elif heads:
         typer.echo(output.table(LIST_COLUMNS, [_row(*head) for head in heads]))
         if len(heads) < total:

@@ -188,7 +188,8 @@ def reconcile(
         )
         reports = _compare(declared, names, files, request, as_json=as_json)
     if as_json:
-        output.print_json({"pipelines": reports})
+        executed = {"executed": execute} if fix else {}
+        output.print_json({**executed, "pipelines": reports})
     if fix and not execute and any(report.rows_file for report in reports):
         output.say_dry_run()
     _exit(reports)

@@ -79,7 +79,9 @@ def init(
     if columns and not trigger:
         raise errors.SettingsError("--columns needs --trigger", "name the table: --trigger TABLE")
     if sql and execute:
-        raise errors.SettingsError("--sql changes nothing, so it excludes --execute", "give one")
+        raise errors.SettingsError(
+            "--sql only prints; it cannot be combined with --execute", "give one"
+        )
     plan_only = sql or (trigger is not None and not execute)
     plan = None
     if trigger:
@@ -193,7 +195,7 @@ def status(
     names = [relay] if relay else list(declared.relays)
     found = [relay_status.read(name, settings.relay(declared, name)) for name in names]
     if as_json:
-        output.print_json(found)
+        output.print_json({"relays": found})
         return
     head = ("RELAY", "STATE", "HOLDER", "PUBLISHED", "IN OUTBOX", "DEAD")
     rows = [

@@ -62,7 +62,7 @@ def show(
         raise mismatches[0]
     found = [one for one in timelines if one]
     if as_json:
-        output.print_json([_json(one) for one in found])
+        output.print_json({"pipelines": [_json(one) for one in found]})
     else:
         for one in found:
             _print_timeline(one)

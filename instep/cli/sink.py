@@ -15,7 +15,9 @@ from instep.cli.options import AsJson, Config, Debug, Execute, RequiredSinkUrl
 if TYPE_CHECKING:
     from instep.sinks.batches import StoredSink
 
-app = help_pages.command_group("sink", "See and adopt the sinks of Spark streams.")
+app = help_pages.command_group(
+    "sink", "List the sinks of Spark streams, and let a new query continue one."
+)
 
 
 @app.command("list")
@@ -25,7 +27,7 @@ def list_command(url: RequiredSinkUrl, as_json: AsJson = False, _debug: Debug = 
 
     found = batches.stored_sinks(settings.expanded(url, "--url", os.environ))
     if as_json:
-        output.print_json(found)
+        output.print_json({"sinks": found})
         return
     rows = [
         (

@@ -33,7 +33,7 @@ def reset(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Decide which records a stream publishes, e.g. after a named stop. A run of it ends."""
+    """Decide where a stream continues, e.g. after a named stop. A run of it ends."""
     from instep.streams import reset as resetting
 
     declared = settings.load(GLOBAL.config)

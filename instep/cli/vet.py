@@ -94,7 +94,8 @@ def explain(
 
     selected = [judgement.find_rule(rule)] if rule else list(rules.ALL.values())
     if as_json:
-        output.print_json([{key: getattr(entry, key) for key in RULE_KEYS} for entry in selected])
+        shown = [{key: getattr(entry, key) for key in RULE_KEYS} for entry in selected]
+        output.print_json({"rules": shown})
     elif rule:
         typer.echo(judgement.page(selected[0]))
     else:

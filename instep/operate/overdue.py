@@ -85,7 +85,7 @@ def read(
 def _limits(name: str, pipeline: settings.Pipeline, status: str | None) -> dict[str, timedelta]:
     if not pipeline.due:
         raise errors.SettingsError(
-            f"pipeline {name!r} says of no status how long a document may keep it",
+            f"pipeline {name!r} has no limits: its settings lack the section due",
             f'add to the settings: [pipelines.{name}.due] QUEUED = "2h"',
         )
     if status is None:

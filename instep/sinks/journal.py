@@ -441,9 +441,13 @@ class Journal:
 
     # --- parked documents ----------------------------------------------------------------------
 
-    def parked_count(self) -> int:
-        """Return the number of parked documents."""
-        return int(self._select(COUNT_PARKED)[0][0])
+    def parked_count(self, selection: Selection | None = None) -> int:
+        """Return the number of parked documents, or of those that `parked_heads` would return."""
+        if selection is None:
+            return int(self._select(COUNT_PARKED)[0][0])
+        where, values = self._where(selection, by_key=False)
+        counted = f"SELECT count(*) FROM ({SELECT_PARKED_HEADS}{where}) AS selected"
+        return int(self._select(counted, *values)[0][0])
 
     def parked_among(self, documents: Iterable[DocumentId]) -> set[DocumentId]:
         """Return those of these documents that are parked."""

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from instep.local.broker import LocalCluster
 from instep.local.ports import free
 from instep.sinks import inspection
 from tests.support import probes
-from tests.support.cli import EVENTS, instep, prepare_folder, settings_text
+from tests.support.cli import EVENTS, instep, prepare_folder, reported, settings_text
 from tests.support.databases import run_sql
 from tests.support.transactions import apply, begun, event, record
 from tests.support.waiting import wait_until
@@ -115,7 +116,15 @@ def test_every_named_document_and_dead_letter_is_reported(place: Path) -> None:
         listed = instep(
             place, "parked", "list", "--json", INSTEP__PIPELINES__CONTRACTS__RETRY_PARKED_S=limit
         )
-        assert sum(one["retried_until"] is not None for one in json.loads(listed.stdout)) == retried
+        found = json.loads(listed.stdout)
+        documents = found["documents"]
+        assert found["total"] == len(documents) == 2
+        assert sum(one["retried_until"] is not None for one in documents) == retried
+    assert instep(place, "parked", "list", "-n", "1").stderr == (
+        "1 of 2 parked documents; -n shows more\n"
+    )
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+    assert reported(place, "parked", "list", "--since", tomorrow) == {"total": 0, "documents": []}
     run_sql(
         f"sqlite:///{place}/contracts.db",
         "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b')",
@@ -143,8 +152,8 @@ def test_every_named_document_and_dead_letter_is_reported(place: Path) -> None:
     dropped = instep(
         place, "dead", "drop", "0:2", "0:9", "0:3", "--why", "void", "--execute", "--json"
     )
-    reported = json.loads(dropped.stdout)
-    assert (dropped.returncode, len(reported["events"]), reported["not_found"]) == (1, 2, ["0:9"])
+    result = json.loads(dropped.stdout)
+    assert (dropped.returncode, len(result["events"]), result["not_found"]) == (1, 2, ["0:9"])
     assert "instep: there is no dead letter at 0:9" in dropped.stderr
 
 
@@ -249,8 +258,9 @@ def test_wrong_use_gives_a_short_error_and_changes_nothing(place: Path) -> None:
         ("settings",),
     ):
         assert instep(place, *arguments).returncode == 0, arguments
-    assert json.loads(instep(place, "dead", "list", "--json").stdout) == []
-    assert json.loads(instep(place, "parked", "list", "--json").stdout) == []
+    assert json.loads(instep(place, "dead", "list", "--json").stdout) == {"reasons": []}
+    nothing = {"total": 0, "documents": []}
+    assert json.loads(instep(place, "parked", "list", "--json").stdout) == nothing
 
 
 def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
@@ -480,7 +490,7 @@ def test_init_infers_types_from_the_topic_and_reports_every_problem(place: Path)
             in reported.stderr
         )
     run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
-    assert "excludes --execute" in refused(place, "init", "--sql", "--execute")
+    assert "cannot be combined with --execute" in refused(place, "init", "--sql", "--execute")
     add_columns = ("init", "two", "--add-columns")
     url, columns = f"sqlite:///{place}/two.db", "SELECT * FROM pragma_table_info('customer_order')"
     before = run_sql(url, columns)
@@ -488,7 +498,7 @@ def test_init_infers_types_from_the_topic_and_reports_every_problem(place: Path)
     assert (planned.returncode, planned.stdout.count("ALTER TABLE")) == (0, 2)
     assert planned.stderr.splitlines()[-1] == output.DRY_RUN
     assert "ready" not in planned.stderr
-    [plan] = json.loads(instep(place, *add_columns, "--json").stdout)
+    [plan] = json.loads(instep(place, *add_columns, "--json").stdout)["pipelines"]
     assert (plan["executed"], len(plan["statements"])) == (False, planned.stdout.count("two: "))
     assert run_sql(url, columns) == before
     done = instep(place, *add_columns, "--execute")

@@ -105,7 +105,9 @@ def _reconcile(place: Path, command: Callable[..., Result]) -> None:
     run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')")
     repaired = command("reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
     assert repaired.exit_code == 0, repaired.stderr
-    [report] = json.loads(repaired.stdout)["pipelines"]
+    printed = json.loads(repaired.stdout)
+    assert printed["executed"] is True
+    [report] = printed["pipelines"]
     assert (report["in_step"], report["missing"], report["different"], report["not_ours"]) == (
         True,
         1,

@@ -123,7 +123,7 @@ def test_init_creates_everything_and_a_run_publishes_until_the_outbox_is_empty(
     made = re.findall(r"^CREATE TABLE \W?(\w+)", created.stdout, re.MULTILINE)
     assert made == ["instep_outbox", "instep_relays", "instep_outbox_dead"]
     add(url, "a", "b", "c")
-    [waiting] = reported(tmp_path, "relay", "status")
+    [waiting] = reported(tmp_path, "relay", "status")["relays"]
     assert (waiting["state"], waiting["published_rows"], waiting["outbox_rows"]) == (
         "stopped",
         0,

@@ -36,7 +36,7 @@ def test_triggers_are_a_plan_until_they_are_executed(broker: LocalCluster, tmp_p
     assert reported(tmp_path, *trigger)["executed"] is False
     assert run_sql(source, in_database) == before
 
-    assert "excludes --execute" in refused(tmp_path, *trigger, "--sql", "--execute")
+    assert "cannot be combined with --execute" in refused(tmp_path, *trigger, "--sql", "--execute")
     done = instep(tmp_path, *trigger, "--execute")
     assert done.returncode == 0, done.stderr
     assert "the trigger adds" in done.stderr

@@ -90,7 +90,7 @@ def test_records_are_sought_by_key_and_by_time(page: Page, console: ConsoleServe
     ("name", "value", "words"),
     [
         ("from", "yesterday", "is not a range of places in a log"),
-        ("filter", "status", "is no condition"),
+        ("filter", "status", "is not a condition"),
         ("filter", "key~[", "is not a regular expression"),
         ("partition", "9", "has no partition 9"),
     ],

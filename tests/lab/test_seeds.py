@@ -73,7 +73,7 @@ def test_runs_with_several_seeds_report_what_differs(tmp_path: Path) -> None:
 def test_the_same_verdicts_are_no_failure(tmp_path: Path) -> None:
     done = run(tmp_path / "home", "run", "luck", "--seeds", "2", "--seed", "1", "--json")
     assert done.returncode == 0, done.stderr
-    assert [(one["claim"], one["same"]) for one in json.loads(done.stdout)] == [
+    assert [(one["claim"], one["same"]) for one in json.loads(done.stdout)["claims"]] == [
         ("luck-1", True),
         ("luck-2", True),
     ]

@@ -83,7 +83,8 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     assert f"kafka-{leader} is dead" in cli("up", "kill", str(leader))
     wait_until(lambda: _led_by_another(cluster, leader), "another leader")
     local_servers.broker_on_demand(print)  # commands that need the cluster leave the dead node dead
-    listed = {one["name"]: one["state"] for one in json.loads(cli("up", "status", "--json"))}
+    servers = json.loads(cli("up", "status", "--json"))["servers"]
+    listed = {one["name"]: one["state"] for one in servers}
     assert listed[f"kafka-{leader}"] == "dead"
     assert list(listed.values()).count("running") == 3
     assert f"kafka-{leader} is already dead" in refused(local_servers.kill, str(leader))

@@ -267,7 +267,7 @@ def test_the_command_and_the_example_of_the_guide_wait_for_a_record(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split()[:3] == ["contracts", "applied", "a"]
     shown = commands.run(["await", position, "--json"], cwd=tmp_path, env=dict(os.environ))
-    [found] = json.loads(shown.stdout)
+    [found] = json.loads(shown.stdout)["pipelines"]
     assert (found["pipeline"], found["outcome"]["verdict"]) == ("contracts", "applied")
     assert run_examples(tmp_path, cluster.bootstrap, topic) == "applied None\nrepeated None\n"
     for wrong, words in (

@@ -104,7 +104,7 @@ def test_a_pipeline_without_limits_says_what_to_declare(overdue: Overdue, tmp_pa
     text = file.read_text(encoding="utf-8").partition("\n[pipelines.contracts.due]")[0]
     file.write_text(text, encoding="utf-8")
     problem = str(overdue().exception)
-    assert "says of no status how long a document may keep it" in problem
+    assert "has no limits: its settings lack the section due" in problem
     assert '[pipelines.contracts.due] QUEUED = "2h"' in problem
 
 

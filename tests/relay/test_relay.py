@@ -52,7 +52,7 @@ def test_every_committed_row_is_published_once_and_in_order(
 def test_a_standby_takes_over_from_a_process_that_was_killed(
     new_database: Callable[[str], str], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Print how long it took: the time depends on the machine, so it is no condition."""
+    """Print how long it took: the time depends on the machine, so it is not asserted."""
     name, relay = declare(new_database("sqlite"), cluster)
     shop = PrintShop(relay, name)
     first = RelayProcess(tmp_path, name, relay, cluster.bootstrap)

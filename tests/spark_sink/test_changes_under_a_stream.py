@@ -106,9 +106,10 @@ def test_a_sink_never_seen_is_adopted_where_the_query_is(
         run_for_each(counts, instep.sink(second, table), tmp_path / "checkpoint")
     adopt = ("sink", "adopt", "counts", "--url", second)
     assert "has applied no batch in this database" in cli.instep(tmp_path, *adopt).stdout
-    assert cli.reported(tmp_path, "sink", "list", "--url", second) == {}
+    assert cli.reported(tmp_path, "sink", "list", "--url", second) == {"sinks": {}}
     assert cli.instep(tmp_path, *adopt, "--execute").returncode == 0
-    assert cli.reported(tmp_path, "sink", "list", "--url", second)["counts"]["query_id"] == "*"
+    [adopted] = cli.reported(tmp_path, "sink", "list", "--url", second)["sinks"].values()
+    assert adopted["query_id"] == "*"
     run_for_each(counts, instep.sink(second, table), tmp_path / "checkpoint")
 
     assert run_sql(second, "SELECT * FROM counts") == [("new", 2)]

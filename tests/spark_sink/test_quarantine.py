@@ -62,7 +62,7 @@ def test_parked_rows_are_skipped_and_released(url: str, tmp_path: Path) -> None:
     query.write(2, [row(3, "good", 3, gone=True)])
     at = ("--url", url, "--pipeline", "orders")
 
-    listed = cli.reported(tmp_path, "parked", "list", "--url", url)
+    listed = cli.reported(tmp_path, "parked", "list", "--url", url)["documents"]
     assert [(one["document"], one["waiting"]) for one in listed] == [("2", 2), ("3", 3)]
     assert {one["retried_until"] for one in listed} == {None}
     refused = cli.instep(tmp_path, "parked", "release", "--all", *at, "--execute")
@@ -110,7 +110,7 @@ def test_dead_letters_are_dropped_and_replayed_only_with_an_order(url: str, tmp_
     dropped = ("dead", "drop", "--all", "--why", "a row without key", *at, "--execute")
     assert cli.instep(tmp_path, *dropped).returncode == 0
 
-    assert cli.reported(tmp_path, "dead", "list", "plain", "--url", url) == []
+    assert cli.reported(tmp_path, "dead", "list", "plain", "--url", url) == {"reasons": []}
     query.close()
 
 

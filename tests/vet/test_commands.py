@@ -129,6 +129,6 @@ def test_the_shell_completes_live_names(place: Path) -> None:
 def test_the_doctor_reports_problems(place: Path) -> None:
     done = instep(place, "doctor", "--json")
     assert done.returncode == 1
-    wrong = [one for one in json.loads(done.stdout) if one["state"] == "wrong"]
+    wrong = [one for one in json.loads(done.stdout)["checks"] if one["state"] == "wrong"]
     assert [one["part"] for one in wrong] == ["database of contracts"]
     assert wrong[0]["fix"]

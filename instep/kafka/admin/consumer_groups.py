@@ -144,7 +144,7 @@ def missing(cluster: connection.Cluster, group: str, alternative: str = "") -> e
     where = ", ".join(faults.addresses(cluster.bootstrap))
     return errors.SettingsError(
         f"group {group!r} does not exist at {where}{similar}",
-        f"see which there are: instep groups list{alternative}",
+        f"list the groups: instep groups list{alternative}",
     )
 
 

@@ -64,7 +64,7 @@ def parse(texts: Iterable[str], regex: Callable[[str], Search] = compiled) -> Co
 def _condition(text: str, regex: Callable[[str], Search]) -> Condition:
     parsed = _CONDITION.fullmatch(text)
     if parsed is None:
-        raise errors.SettingsError(f"{text!r} is no condition", GRAMMAR)
+        raise errors.SettingsError(f"{text!r} is not a condition", GRAMMAR)
     name, sign, value = parsed[1].removeprefix("@"), parsed[2], parsed[3]
     field = _field(name)
     if sign in ("~", "!~"):

@@ -367,7 +367,8 @@ def test_each_group_that_is_deleted_is_reported(
     done = instep(place, "groups", "delete", group, "nowhere", *confirmed)
     assert done.returncode == 2
     assert [
-        (one["name"], one["done"], one["error"] is None) for one in json.loads(done.stdout)
+        (one["name"], one["done"], one["error"] is None)
+        for one in json.loads(done.stdout)["results"]
     ] == [
         (group, "deleted", True),
         ("nowhere", None, False),

@@ -318,7 +318,7 @@ def test_a_closed_pipe_ends_peek_quietly(
         (["-p", "9"], "has no partition 9"),
         (["-f", "%z"], "the format contains '%z', which has no meaning"),
         (["-f", "%s", "-J"], "cannot be used together"),
-        (["--filter", "status"], "'status' is no condition"),
+        (["--filter", "status"], "'status' is not a condition"),
         (["--filter", "key~("], "is not a regular expression"),
     ],
 )
