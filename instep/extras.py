@@ -24,7 +24,7 @@ PACKAGES = {
     "report": ("jinja2>=3.1", "matplotlib>=3.10"),
     "archive": ("deltalake<2,>=1.1",),
     "console": ("argon2-cffi>=25.1", "jinja2>=3.1", "starlette>=0.46", "uvicorn>=0.34"),
-    "lab": ("instep[report]", "pika>=1.3.2", "pyzmq>=26", "redis>=5.2", "stomp.py>=8.2"),
+    "lab": ("instep[report]", "pika>=1.3.2", "pyzmq>=26", "redis>=5.2"),
     "bench": ("instep[report,spark,postgres,mysql]",),
 }
 

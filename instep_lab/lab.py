@@ -37,7 +37,7 @@ from instep_lab.worker import ClaimWorker, TakenClaims
 
 GIB = 1 << 30
 DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
-QUEUE_CLIENTS = ("pika", "pyzmq", "redis", "stomp.py")
+QUEUE_CLIENTS = ("pika", "pyzmq", "redis")
 BROKERS_BACK_S = 30.0
 BROKER_BYTES = GIB  # heap, other memory of the JVM, and the clients
 

@@ -62,8 +62,8 @@ KINDS = (
     SystemKind("zeromq", as_not_durable="PUSH and PULL over TCP, buffers without a limit"),
     SystemKind(
         "activemq",
-        "persistent messages, a receipt for each: synced to disk (KahaDB), acknowledged by the "
-        "reader",
+        "persistent messages, one transaction and receipt per batch: synced to disk (KahaDB), "
+        "acknowledged by the reader",
         "messages in memory, one receipt for the last",
     ),
 )
