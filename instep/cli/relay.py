@@ -90,11 +90,12 @@ def init(
     statements = tables.missing(chosen, name) if plan_only else tables.prepare(chosen, name)
     cost = None
     if plan is not None:
-        statements += triggers.statements(chosen, plan)
+        statements += triggers.statements(plan)
         if not plan_only:
-            triggers.create(chosen, plan)
+            # A trigger that fails must fail here, not in a transaction of the application.
             with terminal.busy(sys.stderr, f"{name}: measuring the trigger"):
                 cost = triggers.measure(chosen, plan)
+            triggers.create(chosen, plan)
     if as_json:
         output.print_json(
             {"relay": name, "executed": not plan_only, "statements": statements, "cost": cost}

@@ -3,16 +3,23 @@
 A change of one of the given columns adds an event with all of them; a deleted row adds a delete.
 The trigger runs after the row was changed, so it is locked, and the events of a document are in
 commit order. The relay adds the version (`version` in its settings).
+
+A trigger fails in the application's transaction, so it must not depend on what a value is. Values
+are compared by their bytes: not every type can be compared, and a collation may ignore a change.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from instep import errors, settings
 from instep.sinks import connecting, target
@@ -24,15 +31,22 @@ KEY_SEPARATOR = "/"
 PROBE_TABLE, PROBE_OUTBOX = "instep_probe", "instep_probe_outbox"
 PROBE_KEY, PROBE_COUNT = "instep_key", "instep_count"  # columns of the probe's own
 PROBES = 200
+LOCK_WAIT_S = 10  # for other transactions; meanwhile, new ones wait for the trigger's statement
+# What ends the statements that replace triggers, if one of them fails.
+UNDO = {"postgresql": "ROLLBACK", "sqlite": "ROLLBACK", "mysql": "UNLOCK TABLES"}
 
 
 class TriggerPlan(msgspec.Struct, frozen=True):
     """The table to watch: the columns of its key, and those whose changes are recorded."""
 
+    dialect: sa.Dialect  # of the server: a URL of MySQL may lead to a MariaDB
     table: TableName
     outbox: TableName
     keys: tuple[str, ...]
     columns: tuple[str, ...]
+    texts: frozenset[str]  # columns of a type that has a collation
+    binaries: frozenset[str]  # columns of bytes
+    replaces: bool  # the table has triggers of ours
 
 
 class TriggerCost(msgspec.Struct, frozen=True):
@@ -52,64 +66,132 @@ def plan(relay: settings.Relay, table: str, columns: Sequence[str]) -> TriggerPl
         )
     name = target.table_name(table)
     url = source_url(relay.source)
-    with source_errors(), connecting.connection(url) as opened:
+    with source_errors(), connecting.connection(url) as opened, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Did not recognize type", sa.exc.SAWarning)
         view = sa.inspect(opened)
         if not view.has_table(name.name, schema=name.schema):
             raise errors.SettingsError(
                 f"{target.shown(url)} has no table {table!r}",
                 "correct the name: --trigger TABLE, or SCHEMA.TABLE",
             )
-        known = [column["name"] for column in view.get_columns(name.name, schema=name.schema)]
+        types = {
+            column["name"]: column["type"]
+            for column in view.get_columns(name.name, schema=name.schema)
+        }
         keys = view.get_pk_constraint(name.name, schema=name.schema)["constrained_columns"]
         schema = view.default_schema_name if opened.dialect.name == "postgresql" else None
-    if not keys:
-        raise errors.SettingsError(
-            f"table {table!r} has no primary key, so its documents have no id",
-            "add a primary key, or add the events in the application: instep.Outbox",
+        outbox = target.table_name(relay.outbox)
+        if not keys:
+            raise errors.SettingsError(
+                f"table {table!r} has no primary key, so its documents have no id",
+                "add a primary key, or add the events in the application: instep.Outbox",
+            )
+        recorded = list(columns or [column for column in types if column not in keys])
+        _check_columns(table, recorded, list(types), relay.version)
+        return TriggerPlan(
+            opened.dialect,
+            TableName(name.schema or schema, name.name),
+            TableName(outbox.schema or schema, outbox.name),
+            tuple(keys),
+            tuple(recorded),
+            texts=frozenset(one for one, type_ in types.items() if isinstance(type_, sa.String)),
+            binaries=frozenset(one for one, type_ in types.items() if _is_binary(type_)),
+            replaces=_has_triggers(opened, name),
         )
+
+
+def _check_columns(table: str, columns: Sequence[str], known: Sequence[str], version: str) -> None:
     for column in columns:
         if column not in known:
             raise errors.SettingsError(
                 f"table {table!r} has no column {column!r}{settings.nearest(column, known)}",
                 f"its columns: {', '.join(known)}",
             )
-    outbox = target.table_name(relay.outbox)
-    return TriggerPlan(
-        TableName(name.schema or schema, name.name),
-        TableName(outbox.schema or schema, outbox.name),
-        tuple(keys),
-        tuple(columns or [column for column in known if column not in keys]),
-    )
+    if version in columns:
+        raise errors.SettingsError(
+            f"column {version!r} of table {table!r} has the name of the version that the relay"
+            " adds, so it would take its place",
+            "name the other columns (--columns A,B), or give the relay's version another name:"
+            ' version = "outbox_id"',
+        )
 
 
-def statements(relay: settings.Relay, wanted: TriggerPlan) -> list[str]:
-    """Return the statements that create the triggers. Existing ones are replaced."""
-    dialect = source_url(relay.source).get_dialect()()
-    return _statements(dialect, wanted)
+def _is_binary(type_: Any) -> bool:
+    return isinstance(type_, sa.types._Binary | mysql.BIT)
+
+
+def _has_triggers(opened: sa.Connection, name: TableName) -> bool:
+    """Return whether triggers of ours would be replaced. Only MySQL needs to know."""
+    if opened.dialect.name != "mysql" or _is_mariadb(opened.dialect):
+        return False
+    count = opened.execute(
+        sa.text(
+            "SELECT count(*) FROM information_schema.triggers"
+            " WHERE trigger_schema = COALESCE(:schema, DATABASE()) AND event_object_table = :table"
+            " AND trigger_name IN (:insert, :update, :delete)"
+        ),
+        {
+            "schema": name.schema,
+            "table": name.name,
+            **{kind: f"instep_{name.name}_{kind}" for kind in ("insert", "update", "delete")},
+        },
+    ).scalar_one()
+    return bool(count)
+
+
+def _is_mariadb(dialect: sa.Dialect) -> bool:
+    return bool(getattr(dialect, "is_mariadb", False))
+
+
+def statements(wanted: TriggerPlan) -> list[str]:
+    """Return the statements that create the triggers.
+
+    Existing ones are replaced, in such a way that no change is made between the old and the new.
+    """
+    match wanted.dialect.name:
+        case "postgresql":
+            return _postgres(wanted.dialect, wanted)
+        case "sqlite":
+            return _sqlite(wanted.dialect, wanted)
+        case _:
+            return _mysql(wanted.dialect, wanted)
 
 
 def create(relay: settings.Relay, wanted: TriggerPlan) -> None:
     """Create the triggers."""
     with SourceConnection(relay.source) as opened:
-        for statement in _statements(opened.dialect, wanted):
+        _run(opened, wanted)
+
+
+def _run(opened: SourceConnection, wanted: TriggerPlan) -> None:
+    if opened.dialect.name in ("mysql", "mariadb"):
+        opened.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+    try:
+        for statement in statements(wanted):
             opened.run(statement)
+    except BaseException:
+        with suppress(errors.InstepError):  # the first error is the one that counts
+            opened.run(UNDO.get(opened.dialect.name, "ROLLBACK"))
+        raise
 
 
 def measure(relay: settings.Relay, wanted: TriggerPlan) -> TriggerCost:
     """Measure what the triggers add to a transaction, on a copy of one row in tables of its own."""
-    probe = TriggerPlan(
-        TableName(wanted.table.schema, PROBE_TABLE),
-        TableName(wanted.outbox.schema, PROBE_OUTBOX),
-        (PROBE_KEY,),
-        (*wanted.columns, PROBE_COUNT),
+    probe = msgspec.structs.replace(
+        wanted,
+        table=TableName(wanted.table.schema, PROBE_TABLE),
+        outbox=TableName(wanted.outbox.schema, PROBE_OUTBOX),
+        keys=(PROBE_KEY,),
+        columns=(*wanted.columns, PROBE_COUNT),
+        texts=wanted.texts | {PROBE_KEY},
+        replaces=False,
     )
     with SourceConnection(relay.source) as opened:
         _drop_probe(opened, probe)
         try:
             _create_probe(opened, wanted, probe)
             without = _update_times(opened, probe)
-            for statement in _statements(opened.dialect, probe):
-                opened.run(statement)
+            _run(opened, probe)
             with_triggers = _update_times(opened, probe)
             outbox = tables.quoted(opened.dialect, probe.outbox)
             recorded = opened.value(f"SELECT count(*) FROM {outbox}")
@@ -128,16 +210,6 @@ def measure(relay: settings.Relay, wanted: TriggerPlan) -> TriggerCost:
 # --- statements ---------------------------------------------------------------------------------
 
 
-def _statements(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
-    match dialect.name:
-        case "postgresql":
-            return _postgres(dialect, wanted)
-        case "sqlite":
-            return _sqlite(dialect, wanted)
-        case _:
-            return _mysql(dialect, wanted)
-
-
 def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     quote = dialect.identifier_preparer.quote_identifier
     table, outbox = tables.quoted(dialect, wanted.table), tables.quoted(dialect, wanted.outbox)
@@ -152,7 +224,11 @@ def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     new, old = (
         ", ".join(f"{row}.{quote(name)}" for name in wanted.columns) for row in ("NEW", "OLD")
     )
+    moved = f'({key("OLD")}) COLLATE "C" <> ({key("NEW")})'
+    # The operator *<> compares the bytes of two records: some types have no equality.
+    changed = f"ROW({new})::record *<> ROW({old})::record"
     return [
+        "BEGIN",
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
         "SECURITY DEFINER SET search_path = pg_catalog AS $instep$\n"
         "BEGIN\n"
@@ -160,11 +236,11 @@ def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
         f"        INSERT INTO {outbox} (document) SELECT {key('gone')} FROM {table} gone;\n"
         "        RETURN NULL;\n"
         "    END IF;\n"
-        f"    IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND {key('OLD')} <> {key('NEW')}) THEN\n"
+        f"    IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND {moved}) THEN\n"
         f"        INSERT INTO {outbox} (document) VALUES ({key('OLD')});\n"
         "    END IF;\n"
-        f"    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND ({key('OLD')} <> {key('NEW')}\n"
-        f"            OR ROW({new}) IS DISTINCT FROM ROW({old}))) THEN\n"
+        f"    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND ({moved}\n"
+        f"            OR {changed})) THEN\n"
         f"        INSERT INTO {outbox} (document, value)\n"
         f"        VALUES ({key('NEW')}, convert_to({value}::text, 'UTF8'));\n"
         "    END IF;\n"
@@ -176,6 +252,7 @@ def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
         f"DROP TRIGGER IF EXISTS {quote(f'instep_{wanted.table.name}_truncate')} ON {table}",
         f"CREATE TRIGGER {quote(f'instep_{wanted.table.name}_truncate')} BEFORE TRUNCATE ON {table}"
         f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+        "COMMIT",
     ]
 
 
@@ -189,64 +266,85 @@ def _sqlite(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     outbox = tables.quoted(dialect, wanted.outbox)
 
     def key(row: str) -> str:
-        parts = [f"CAST({row}.{quote(name)} AS TEXT)" for name in wanted.keys]
+        parts = [f"CAST({_without_bytes(row, quote(name))} AS TEXT)" for name in wanted.keys]
         return f" || '{KEY_SEPARATOR}' || ".join(parts)
 
     value = f"CAST(json_object({_json_fields(dialect, wanted, key('NEW'))}) AS BLOB)"
-    changed = " OR ".join(f"NEW.{quote(name)} IS NOT OLD.{quote(name)}" for name in wanted.columns)
-    moved = f"{key('OLD')} <> {key('NEW')}"
+    changed = " OR ".join(
+        f"NEW.{quote(name)} COLLATE BINARY IS NOT OLD.{quote(name)}" for name in wanted.columns
+    )
+    moved = f"({key('OLD')}) COLLATE BINARY <> {key('NEW')}"
     added = f"INSERT INTO {outbox} (document, value) VALUES ({key('NEW')}, {value});"
     removed = f"INSERT INTO {outbox} (document) VALUES ({key('OLD')});"
-    return _three(
-        dialect,
-        wanted,
-        {
-            "insert": f"AFTER INSERT ON {{table}} BEGIN {added} END",
-            "move": f"AFTER UPDATE ON {{table}} WHEN {moved} BEGIN {removed} {added} END",
-            "update": f"AFTER UPDATE ON {{table}} WHEN NOT ({moved}) AND ({changed})"
-            f" BEGIN {added} END",
-            "delete": f"AFTER DELETE ON {{table}} BEGIN {removed} END",
-        },
-    )
+    table = tables.quoted(dialect, wanted.table)
+    bodies = {
+        "insert": f"AFTER INSERT ON {table} BEGIN {added} END",
+        "move": f"AFTER UPDATE ON {table} WHEN {moved} BEGIN {removed} {added} END",
+        "update": f"AFTER UPDATE ON {table} WHEN NOT ({moved}) AND ({changed}) BEGIN {added} END",
+        "delete": f"AFTER DELETE ON {table} BEGIN {removed} END",
+    }
+    return ["BEGIN IMMEDIATE", *_dropped_and_created(dialect, wanted, bodies), "COMMIT"]
+
+
+def _without_bytes(row: str, column: str) -> str:
+    """Return an expression of SQLite, where any column may hold bytes, which JSON cannot."""
+    value = f"{row}.{column}"
+    return f"CASE typeof({value}) WHEN 'blob' THEN hex({value}) ELSE {value} END"
 
 
 def _mysql(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     quote = dialect.identifier_preparer.quote_identifier
     outbox = tables.quoted(dialect, wanted.outbox)
 
+    def value_of(row: str, name: str) -> str:
+        """Return an expression that can be compared by its bytes."""
+        value = f"{row}.{quote(name)}"
+        return f"CAST({value} AS BINARY)" if name in wanted.texts else value
+
     def key(row: str) -> str:
-        parts = [f"CAST({row}.{quote(name)} AS CHAR)" for name in wanted.keys]
+        parts = [
+            f"HEX({row}.{quote(name)})"
+            if name in wanted.binaries
+            else f"CAST({row}.{quote(name)} AS CHAR CHARACTER SET utf8mb4)"
+            for name in wanted.keys
+        ]
         return parts[0] if len(parts) == 1 else f"CONCAT_WS('{KEY_SEPARATOR}', {', '.join(parts)})"
 
     value = f"CONVERT(JSON_OBJECT({_json_fields(dialect, wanted, key('NEW'))}) USING utf8mb4)"
-    same = " AND ".join(f"NEW.{quote(name)} <=> OLD.{quote(name)}" for name in wanted.columns)
-    moved = f"{key('OLD')} <> {key('NEW')}"
+    same = " AND ".join(
+        f"{value_of('NEW', name)} <=> {value_of('OLD', name)}" for name in wanted.columns
+    )
+    moved = f"CAST({key('OLD')} AS BINARY) <> CAST({key('NEW')} AS BINARY)"
     added = f"INSERT INTO {outbox} (document, value) VALUES ({key('NEW')}, {value});"
     removed = f"INSERT INTO {outbox} (document) VALUES ({key('OLD')});"
-    return _three(
-        dialect,
-        wanted,
-        {
-            "insert": f"AFTER INSERT ON {{table}} FOR EACH ROW BEGIN {added} END",
-            "update": f"AFTER UPDATE ON {{table}} FOR EACH ROW BEGIN IF {moved} THEN {removed}"
-            f" END IF; IF {moved} OR NOT ({same}) THEN {added} END IF; END",
-            "delete": f"AFTER DELETE ON {{table}} FOR EACH ROW BEGIN {removed} END",
-        },
-    )
-
-
-def _three(dialect: sa.Dialect, wanted: TriggerPlan, bodies: dict[str, str]) -> list[str]:
-    """Return statements that replace a trigger for each kind of change."""
-    quote = dialect.identifier_preparer.quote_identifier
     table = tables.quoted(dialect, wanted.table)
+    bodies = {
+        "insert": f"AFTER INSERT ON {table} FOR EACH ROW BEGIN {added} END",
+        "update": f"AFTER UPDATE ON {table} FOR EACH ROW BEGIN IF {moved} THEN {removed}"
+        f" END IF; IF {moved} OR NOT ({same}) THEN {added} END IF; END",
+        "delete": f"AFTER DELETE ON {table} FOR EACH ROW BEGIN {removed} END",
+    }
+    if _is_mariadb(dialect):
+        return [
+            f"CREATE OR REPLACE TRIGGER {_trigger(dialect, wanted, kind)} {body}"
+            for kind, body in bodies.items()
+        ]
+    found = _dropped_and_created(dialect, wanted, bodies)
+    return [f"LOCK TABLES {table} WRITE", *found, "UNLOCK TABLES"] if wanted.replaces else found
+
+
+def _dropped_and_created(
+    dialect: sa.Dialect, wanted: TriggerPlan, bodies: dict[str, str]
+) -> list[str]:
     found: list[str] = []
     for kind, body in bodies.items():
-        name = quote(f"instep_{wanted.table.name}_{kind}")
-        found += [
-            f"DROP TRIGGER IF EXISTS {name}",
-            f"CREATE TRIGGER {name} {body.replace('{table}', table)}",
-        ]
+        name = _trigger(dialect, wanted, kind)
+        found += [f"DROP TRIGGER IF EXISTS {name}", f"CREATE TRIGGER {name} {body}"]
     return found
+
+
+def _trigger(dialect: sa.Dialect, wanted: TriggerPlan, kind: str) -> str:
+    return dialect.identifier_preparer.quote_identifier(f"instep_{wanted.table.name}_{kind}")
 
 
 def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> str:
@@ -257,8 +355,17 @@ def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> str:
     for name in wanted.columns:
         if name != "doc_id":
             literal = name.replace("\\", escape).replace("'", "''")
-            fields.append(f"'{literal}', NEW.{quote(name)}")
+            fields.append(f"'{literal}', {_json_value(dialect, wanted, name, quote(name))}")
     return ", ".join(fields)
+
+
+def _json_value(dialect: sa.Dialect, wanted: TriggerPlan, name: str, quoted: str) -> str:
+    """Return a new value as JSON takes it: bytes as hexadecimal text."""
+    if dialect.name == "sqlite":
+        return _without_bytes("NEW", quoted)
+    if dialect.name != "postgresql" and name in wanted.binaries:
+        return f"HEX(NEW.{quoted})"
+    return f"NEW.{quoted}"
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -267,14 +374,16 @@ def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> str:
 def _create_probe(opened: SourceConnection, wanted: TriggerPlan, probe: TriggerPlan) -> None:
     """Copy one row of the table, without its constraints, and create an outbox beside it."""
     quote = opened.dialect.identifier_preparer.quote_identifier
-    names = ", ".join(map(quote, wanted.columns))
+    names = ", ".join(f"source.{quote(name)}" for name in wanted.columns)
     source = tables.quoted(opened.dialect, wanted.table)
     copy = tables.quoted(opened.dialect, probe.table)
-    opened.run(f"CREATE TABLE {copy} AS SELECT {names} FROM {source} LIMIT 1")
+    # The outer join makes a row of an empty table, and columns that may be NULL.
+    opened.run(
+        f"CREATE TABLE {copy} AS SELECT {names} FROM (SELECT 1) AS one"
+        f" LEFT JOIN {source} AS source ON 1 = 1 LIMIT 1"
+    )
     opened.run(f"ALTER TABLE {copy} ADD COLUMN {PROBE_KEY} VARCHAR(10) DEFAULT 'probe' NOT NULL")
     opened.run(f"ALTER TABLE {copy} ADD COLUMN {PROBE_COUNT} INTEGER DEFAULT 0 NOT NULL")
-    if not opened.value(f"SELECT count(*) FROM {copy}"):
-        opened.run(f"INSERT INTO {copy} ({PROBE_COUNT}) VALUES (0)")
     for statement in tables.outbox_statements(opened.dialect, probe.outbox):
         opened.run(statement)
 
