@@ -35,10 +35,16 @@ class UserRole(StrEnum):
 def console(
     context: typer.Context,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Port to listen on; 0 takes a free one."
+        ),
     ] = 8080,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than the default needs --auth.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; any other than the default needs --auth."
+        ),
     ] = "127.0.0.1",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Serve no page that changes anything.")

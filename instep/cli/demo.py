@@ -34,10 +34,11 @@ SETTINGS_NOTE = """\
 @app.command()
 def demo(
     target: Annotated[
-        str | None, typer.Option(help="URL of the database to use instead of a SQLite file.")
+        str | None,
+        typer.Option(metavar="URL", help="URL of the database to use instead of a SQLite file."),
     ] = None,
     documents: Annotated[
-        int, typer.Option(min=100, max=99_999, help="Number of documents.")
+        int, typer.Option(min=100, max=99_999, metavar="N", help="Number of documents.")
     ] = 9_000,
     folder: Annotated[
         Path | None,
@@ -55,7 +56,7 @@ def demo(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Compare polling with events while pipeline and broker are killed, in about 90 seconds."""
+    """Compare polling with events while processes are killed, in about 90 seconds."""
     from instep.demo import report, stage, story
     from instep.report import web_page
 

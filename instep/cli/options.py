@@ -44,6 +44,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        metavar="FILE",
         callback=_store_config,
         help="Settings file. Default: $INSTEP_CONFIG, else ./instep.toml.",
     ),
@@ -99,7 +100,10 @@ AnyPipeline = Annotated[
     ),
 ]
 Master = Annotated[
-    str | None, typer.Option("--master", help="Spark master, e.g. local[2] or spark://host:7077.")
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Spark master, e.g. local[2] or spark://host:7077."
+    ),
 ]
 MetricsPort = Annotated[
     int | None,

@@ -37,7 +37,10 @@ Where = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option(help="Only records with this key, from the partition of Java's hash of the key."),
+    typer.Option(
+        metavar="KEY",
+        help="Only records with this key, from the partition of Java's hash of the key.",
+    ),
 ]
 Condition = Annotated[
     list[str] | None,

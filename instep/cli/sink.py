@@ -1,4 +1,4 @@
-"""`instep sink`: see and adopt the sinks of Spark streams in a database."""
+"""`instep sink`: list and adopt the sinks of Spark streams in a database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from instep import settings
 from instep.cli import help as help_pages
 from instep.cli import output
-from instep.cli.options import AsJson, Config, Debug, Execute, RequiredSinkUrl
+from instep.cli.options import AsJson, Debug, Execute, RequiredSinkUrl
 
 if TYPE_CHECKING:
     from instep.sinks.batches import StoredSink
@@ -49,7 +49,6 @@ def adopt(
     url: RequiredSinkUrl,
     execute: Execute = False,
     as_json: AsJson = False,
-    _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Let a sink accept the next batch of any query, after a named stop.
@@ -62,12 +61,17 @@ def adopt(
     where = settings.expanded(url, "--url", os.environ)
     found = batches.stored_sinks(where)
     stored = found.get(name)
+    if stored is not None and stored.is_adopted:
+        if as_json:
+            output.print_json({"sink": name, "stored": stored, "executed": False})
+        output.say(f"{name} accepts the next batch of any query already: nothing to do")
+        return
     if execute:
         batches.adopt(where, name)
     if as_json:
         output.print_json({"sink": name, "stored": stored, "executed": execute})
     else:
-        typer.echo(f"{name} {_so_far(stored)}; it accepts the next batch of any query")
+        typer.echo(f"{name} {_so_far(stored)}; it will accept the next batch of any query")
     if stored is None and found:
         output.say(f"the sinks of this database are: {', '.join(sorted(found))}")
     if execute:
@@ -80,6 +84,4 @@ def _so_far(stored: StoredSink | None) -> str:
     """Return what a sink has applied, as a plan says it."""
     if stored is None or stored.query_id is None:
         return "has applied no batch in this database"
-    if stored.is_adopted:
-        return "is adopted already"
     return f"has applied batch {stored.batch_id} of query {stored.query_id}"

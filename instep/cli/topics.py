@@ -155,7 +155,7 @@ def describe(
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The new topics.")],
     partitions: Annotated[
-        int, typer.Option("-p", "--partitions", min=1, help="Number of partitions.")
+        int, typer.Option("-p", "--partitions", min=1, metavar="N", help="Number of partitions.")
     ] = 6,
     replicas: Annotated[
         int | None,
@@ -163,6 +163,7 @@ def create(
             "-r",
             "--replicas",
             min=1,
+            metavar="N",
             help="Replicas of each partition. Default: that of the cluster.",
         ),
     ] = None,
@@ -238,7 +239,7 @@ def alter(
 def grow(
     name: TopicName,
     partitions: Annotated[
-        int, typer.Option("-p", "--partitions", min=1, help="Number of partitions.")
+        int, typer.Option("-p", "--partitions", min=1, metavar="N", help="Number of partitions.")
     ],
     without_guard: Annotated[
         bool,
@@ -295,7 +296,8 @@ def grow(
 def replicate(
     name: TopicName,
     replicas: Annotated[
-        int, typer.Option("-r", "--replicas", min=1, help="Replicas of each partition.")
+        int,
+        typer.Option("-r", "--replicas", min=1, metavar="N", help="Replicas of each partition."),
     ],
     execute: Execute = False,
     as_json: AsJson = False,

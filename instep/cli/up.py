@@ -26,7 +26,9 @@ ServerName = Annotated[
 @app.callback(invoke_without_command=True)
 def up(
     context: typer.Context,
-    brokers: Annotated[int | None, typer.Option(help="Number of Kafka brokers: 1 or 3.")] = None,
+    brokers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of Kafka brokers: 1 or 3.")
+    ] = None,
     with_: Annotated[
         str,
         typer.Option(

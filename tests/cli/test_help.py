@@ -57,6 +57,15 @@ def parameters(command: Any, path: str = "instep") -> Iterator[tuple[str, str, s
         yield from parameters(below, f"{path} {name}")
 
 
+def options_with_values(command: Any, path: str = "instep") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its options that take a value."""
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not parameter.is_flag:
+            yield path, parameter
+    for name, below in getattr(command, "commands", {}).items():
+        yield from options_with_values(below, f"{path} {name}")
+
+
 def sentences(help_text: str) -> list[str]:
     """Return the sentences of a help text, without the notes behind them."""
     parts = re.split(r"(?<=\.) (?=[A-Z])", help_text)
@@ -125,3 +134,17 @@ def test_every_help_text_is_one_sentence() -> None:
         if len(sentences(help_text)) != 1 or not help_text.endswith(".")
     ]
     assert wrong == []
+
+
+def test_every_option_with_a_value_names_what_the_value_is() -> None:
+    """Choices show themselves; anything else would show its Python type.
+
+    The options of bench and lab are counts and seconds, as their names say.
+    """
+    unnamed = [
+        (path, option.opts[0])
+        for path, option in options_with_values(ROOT)
+        if option.metavar is None and option.type.name != "choice"
+        if not path.startswith(("instep bench", "instep lab"))
+    ]
+    assert unnamed == []
