@@ -57,6 +57,7 @@ class BatchFlow:
         self._stopped = threading.Event()
         self._error: errors.InstepError | None = None
         self._reports: list[Report] = []
+        self._lock = threading.Lock()  # of what the runner's thread shares: reports and offsets
         self._thread = threading.Thread(target=self._run, name=f"{name} batches", daemon=True)
 
     # --- what a subclass does ---------------------------------------------------------------------
@@ -94,13 +95,14 @@ class BatchFlow:
 
     def reports(self) -> list[Report]:
         """Return the reports that are new since the last call."""
-        reports, self._reports = self._reports, []
+        with self._lock:
+            reports, self._reports = self._reports, []
         return reports
 
     def add_partitions(self, partitions: Collection[int]) -> None:
         """Read these partitions too, from their start."""
-        for partition in partitions:
-            self._offsets.setdefault(partition, 0)
+        with self._lock:
+            self._offsets = dict.fromkeys(partitions, 0) | self._offsets
 
     def stop(self) -> None:
         """Stop it. What is not committed is rolled back."""
@@ -143,7 +145,9 @@ class BatchFlow:
             ends = last or self._ends()
             ranges = self._ranges(ends)
             if ranges:
-                self._offsets |= self._apply(ranges, ends)
+                reached = self._apply(ranges, ends)
+                with self._lock:
+                    self._offsets = self._offsets | dict(reached)
                 continue
             self._settle(ends)
             if last is not None:
@@ -154,7 +158,9 @@ class BatchFlow:
         self, counted: dict[str, int], positions: Mapping[int, int], ends: Mapping[int, int]
     ) -> None:
         """Report what was committed, and the position of each partition."""
-        self._reports.append(Report(counted, dict(positions), dict(ends)))
+        report = Report(counted, dict(positions), dict(ends))
+        with self._lock:
+            self._reports.append(report)
         self._wake()
 
     def _ends(self) -> dict[int, int]:
@@ -162,9 +168,10 @@ class BatchFlow:
 
     def _ranges(self, ends: Mapping[int, int]) -> list[Range]:
         """Return what the next batch reads of each partition: an equal share at most."""
-        waiting = [p for p, start in self._offsets.items() if start < ends.get(p, 0)]
+        offsets_now = self._offsets  # replaced as a whole when a partition is added
+        waiting = [p for p, start in offsets_now.items() if start < ends.get(p, 0)]
         share = max(1, self._rows_max // max(1, len(waiting)))
-        return [(p, s := self._offsets[p], min(ends[p], s + share)) for p in sorted(waiting)]
+        return [(p, s := offsets_now[p], min(ends[p], s + share)) for p in sorted(waiting)]
 
     def _chunks(self, partition: int, start: int, end: int) -> list[list[Record]]:
         """Return the records of a range, in chunks that fit into a transaction."""
