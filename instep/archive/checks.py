@@ -15,7 +15,7 @@ from instep.document.records import Record
 from instep.kafka import groups, offsets, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
-from instep.pipeline import continuity
+from instep.pipeline import continuity, pending
 from instep.pipeline.apply import transaction
 
 
@@ -71,6 +71,23 @@ def refuse_replaced(name: str, topic: Topic, table: ArchiveTable) -> None:
             " or this is another cluster",
             f"check kafka.bootstrap; {ANOTHER_FOLDER}",
         )
+
+
+def positions(table: ArchiveTable, topic: Topic) -> dict[int, int]:
+    """Return where each partition continues; nothing if the archive has not begun.
+
+    A partition that the topic got later begins at offset 0, although the log may have lost
+    records of it by now.
+    """
+    known = table.positions(topic.partitions)
+    return dict.fromkeys(topic.partitions, 0) | known if known else {}
+
+
+def begins(cluster: Cluster, topic: Topic, start: str, known: Mapping[int, int]) -> dict[int, int]:
+    """Return where partitions begin that are not in the archive yet."""
+    if known:
+        return {part: 0 for part in topic.partitions if part not in known}
+    return pending.begins(cluster, topic, start, known)
 
 
 def expired(

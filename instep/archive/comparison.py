@@ -30,6 +30,7 @@ CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 32 * 1024 * 1024
 WAIT_S = 1.0
 EXAMPLES_MAX = 100
+DIFFERENCES = ("missing", "repeated", "different", "extra")
 
 Progress = Callable[[int, int], None]
 
@@ -67,6 +68,10 @@ class ArchiveReport(msgspec.Struct, frozen=True):
     held_back: int  # the part of them behind an open transaction
     skipped: Ranges  # lost, and somebody decided to continue behind them
     lost_ranges: Ranges
+    late_ranges: (
+        Ranges  # the topic has them, and `start` includes them, but the archive began later
+    )
+    removed: dict[int, int]  # rows of each partition that were archived and are no longer there
     examples: list[ArchiveDifference]
 
 
@@ -80,7 +85,7 @@ def compare(
     found = table.require(name, locate(archive.path))
     topic = checks.describe(cluster, name, archive.topic, found)
     checks.refuse_replaced(name, topic, found)
-    comparison = _ArchiveComparison(cluster, topic, found, progress)
+    comparison = _ArchiveComparison(cluster, topic, archive.start, found, progress)
     return comparison.report(name)
 
 
@@ -91,14 +96,15 @@ class _ArchiveComparison:
         self,
         cluster: Cluster,
         topic: Topic,
+        start: str,
         found: table.ArchiveTable,
         progress: Progress,
     ) -> None:
-        self._cluster, self._topic, self._table = cluster, topic, found
+        self._cluster, self._topic, self._start, self._table = cluster, topic, start, found
         self._reader = ArchiveReader(found)
         self._progress = progress
-        self._positions = found.positions(topic.partitions)
-        self._firsts = found.firsts(topic.partitions)
+        self._positions = checks.positions(found, topic)
+        self._firsts = dict.fromkeys(self._positions, 0) | found.firsts(topic.partitions)
         self._log_firsts = offsets.earliest(cluster, topic.name, topic.partitions)
         self._is_compacted = topics.is_compacted(cluster, topic.name)
         self._counts: Counter[str] = Counter()
@@ -124,10 +130,12 @@ class _ArchiveComparison:
             for part, position in self._positions.items()
         )
         lost = checks.expired(self._cluster, self._topic, self._positions)
+        late, removed = self._late(), self._removed()
         counts = self._counts
         counts["lost"] = sum(end - start for start, end in lost.values())
         verdict = ArchiveVerdict.IN_STEP
-        if any(counts[kind] for kind in ("missing", "repeated", "different", "extra", "lost")):
+        differs = any(counts[kind] for kind in DIFFERENCES)
+        if differs or lost or late or removed:
             verdict = ArchiveVerdict.DIFFERENT
         elif held:
             verdict = ArchiveVerdict.HELD_BACK
@@ -146,8 +154,40 @@ class _ArchiveComparison:
             held,
             self._table.skipped(),
             {part: [bounds] for part, bounds in lost.items()},
+            late,
+            removed,
             self._examples,
         )
+
+    def _late(self) -> Ranges:
+        """Return what `start` includes, and the archive began behind."""
+        if self._start == "latest":
+            return {}
+        wanted = self._log_firsts
+        if (since := settings.start_time(self._start)) is not None:
+            wanted = offsets.at_time(self._cluster, self._topic.name, self._topic.partitions, since)
+        return {
+            part: [(wanted[part], first)]
+            for part, first in self._firsts.items()
+            if wanted[part] < first
+        }
+
+    def _removed(self) -> dict[int, int]:
+        """Return how many rows of each partition were archived and are no longer there.
+
+        Of what the topic still holds, the comparison has named each row. The rest can only be
+        counted: offsets without a record are normal. Counts repeated rows of that part too.
+        """
+        removed: dict[int, int] = {}
+        for part, archived in self._table.rows(self._positions).items():
+            first, position = self._firsts[part], self._positions[part]
+            compared = min(position, max(first, self._log_firsts[part]))
+            before, repeated = self._reader.count(part, first, compared)
+            after, _ = self._reader.count(part, compared, position)
+            self._counts["repeated"] += repeated
+            if before + after < archived:
+                removed[part] = archived - before - after
+        return removed
 
     def _behind(self, partition: int, committed_end: int) -> int:
         """Return the offsets from the position to the end, unless only markers are left there."""

@@ -14,7 +14,7 @@ from instep.archive.table import ArchivedTopic, ArchiveTable
 from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
-from instep.pipeline import pending, progress_text
+from instep.pipeline import progress_text
 from instep.pipeline.engine import Flow
 from instep.pipeline.flow_runner import FlowRunner
 from instep.pipeline.job import RunnerState
@@ -101,7 +101,7 @@ class ArchiveRunner(FlowRunner):
         found.refuse_changed()
         checks.refuse_replaced(self.name, topic, found)
         known = found.positions(topic.partitions)
-        begins = pending.begins(self.cluster, topic, self._archive.start, known)
+        begins = checks.begins(self.cluster, topic, self._archive.start, known)
         self._epoch = found.take_epoch(begins, self._epoch)  # 2
         positions = found.positions(topic.partitions)
         checks.refuse_expired(self.cluster, self.name, topic, positions)  # 3
@@ -134,9 +134,7 @@ class ArchiveRunner(FlowRunner):
         checks.refuse_replaced(self.name, topic, archive)
         new = set(topic.partitions) - set(self._topic.partitions)
         if new and self._flow is not None and not self.once:
-            archive.add_partitions(
-                self._epoch, offsets.earliest(self.cluster, topic.name, sorted(new))
-            )
+            archive.add_partitions(self._epoch, dict.fromkeys(new, 0))
             self._flow.add_partitions(sorted(new))
         self._topic = topic
         self._lag.partitions = tuple(topic.partitions)

@@ -7,12 +7,11 @@ from datetime import datetime
 import msgspec
 
 from instep import errors, settings
-from instep.archive import table
+from instep.archive import checks, table
 from instep.archive.files import locate
 from instep.kafka import backlog, topics
 from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster
-from instep.pipeline import pending
 
 
 class ArchiveStatus(msgspec.Struct, frozen=True):
@@ -61,5 +60,5 @@ def ahead(cluster: Cluster, name: str, archive: settings.Archive) -> dict[int, P
     topic = topics.describe(cluster, archive.topic)
     found = table.find(name, locate(archive.path))
     known = found.positions(topic.partitions) if found is not None else {}
-    begins = pending.begins(cluster, topic, archive.start, known)
+    begins = checks.begins(cluster, topic, archive.start, known)
     return backlog.read(cluster, topic.name, known | begins)

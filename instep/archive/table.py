@@ -39,6 +39,7 @@ except ImportError:
 EPOCH = "instep/epoch"
 NEXT = "instep/next/"  # and the partition: the next offset
 FIRST = "instep/first/"  # and the partition: the offset at which the archive began
+ROWS = "instep/rows/"  # and the partition: the number of rows that were archived
 # properties of the table
 TOPIC = "instep.topic"
 TOPIC_ID = "instep.topic.id"
@@ -121,6 +122,13 @@ class ArchiveTable:
         """Return the offset at which the archive of each partition began."""
         return self._versions(FIRST, partitions)
 
+    def rows(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return how many rows of each partition were archived, whatever became of them.
+
+        Tables of earlier versions of instep do not know it.
+        """
+        return self._versions(ROWS, partitions)
+
     def _versions(self, prefix: str, partitions: Iterable[int]) -> dict[int, int]:
         found = {part: self._delta.transaction_version(f"{prefix}{part}") for part in partitions}
         return {part: version for part, version in found.items() if version is not None}
@@ -186,12 +194,19 @@ class ArchiveTable:
     def _added(self, begins: Mapping[int, int]) -> dict[str, int]:
         known = self.positions(begins)
         new = {part: offset for part, offset in begins.items() if part not in known}
-        return _versions_of(NEXT, new) | _versions_of(FIRST, new)
+        rows = dict.fromkeys(new, 0)
+        return _versions_of(NEXT, new) | _versions_of(FIRST, new) | _versions_of(ROWS, rows)
 
     def append(
-        self, epoch: int, added: Sequence[DataFile], ranges: Mapping[int, tuple[int, int]]
+        self,
+        epoch: int,
+        added: Sequence[DataFile],
+        ranges: Mapping[int, tuple[int, int]],
+        rows: Mapping[int, int],
     ) -> None:
         """Add files, and move the position of each partition from the start to the end of a range.
+
+        `rows` is the number of rows of each partition in these files.
 
         Raise Fenced if a newer writer has taken over, StartAgain if a position is another one.
         """
@@ -205,9 +220,9 @@ class ArchiveTable:
                 raise errors.StartAgain(
                     f"archive {self.name!r}: another task has archived the same partitions"
                 )
-            self._commit(
-                added, _versions_of(NEXT, {part: end for part, (_, end) in ranges.items()})
-            )
+            ends = {part: end for part, (_, end) in ranges.items()}
+            counts = {part: before + rows[part] for part, before in self.rows(ranges).items()}
+            self._commit(added, _versions_of(NEXT, ends) | _versions_of(ROWS, counts))
 
         self._retried(attempt)
 
@@ -235,7 +250,8 @@ class ArchiveTable:
                 {SKIPPED: json.dumps(skipped)},
                 raise_if_not_exists=False,
                 commit_properties=_properties(
-                    _versions_of(NEXT, {part: end for part, (_, end) in ranges.items()})
+                    self._added({part: start for part, (start, _) in ranges.items()})
+                    | _versions_of(NEXT, {part: end for part, (_, end) in ranges.items()})
                 ),
             )
 

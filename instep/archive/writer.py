@@ -59,11 +59,12 @@ class ArchiveWriter:
             return {}
         rows = pa.concat_tables([rows for part in sorted(self._rows) for rows in self._rows[part]])
         ranges = {part: (self._starts[part], self._ends[part]) for part in self._rows}
+        counts = {part: sum(one.num_rows for one in self._rows[part]) for part in self._rows}
         written: list[DataFile] = []
         try:
             for day, part in columns.days(rows):
                 written.append(files.write(self._table.location, day, part))
-            self._table.append(self._epoch, written, ranges)
+            self._table.append(self._epoch, written, ranges, counts)
         except OSError as error:
             files.remove(self._table.location, written)
             raise errors.ArchiveUnusable(

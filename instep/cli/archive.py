@@ -59,7 +59,7 @@ def skip(
     with resources.cluster(declared) as cluster:
         topic = checks.describe(cluster, archive, one.topic, table)
         checks.refuse_replaced(archive, topic, table)
-        lost = checks.expired(cluster, topic, table.positions(topic.partitions))
+        lost = checks.expired(cluster, topic, checks.positions(table, topic))
     if lost and execute:
         table.skip(lost)
     if as_json:
@@ -180,6 +180,12 @@ def _print(report: ArchiveReport) -> None:
     if report.lost:
         lost = checks.shown_ranges(report.lost_ranges)
         output.say(f"lost before they were archived: {lost}", Tone.BAD)
+    if report.late_ranges:
+        late = checks.shown_ranges(report.late_ranges)
+        output.say(f"not archived, although `start` includes them: {late}", Tone.BAD)
+    for partition, count in report.removed.items():
+        rows = counted(count, "row")
+        output.say(f"no longer in the archive: partition {partition}, {rows}", Tone.BAD)
     if report.held_back:
         output.say(f"{counted(report.held_back, 'offset')} behind an open transaction")
     tone = Tone.GOOD if report.verdict == "in step" else Tone.BAD
