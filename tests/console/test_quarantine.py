@@ -128,6 +128,31 @@ def test_a_raw_record_has_a_page_of_its_own(page: Page, console: ConsoleServer) 
     assert "holds no record at 0:1000000000" in page.inner_text("main")
 
 
+def test_a_later_result_of_a_record_is_linked_and_selected(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    """Find the record of a place such as 0:0#1; the topic has no such name."""
+    consoles.add_letters(office, Reason.NOT_A_CHOICE, ["result"])
+    run_sql(
+        office.url,
+        f"UPDATE instep_dead_letters SET topic = '{TOPIC}#1' WHERE reason = 'NOT_A_CHOICE'",
+    )
+    page.goto(f"{console.address}dead?reason=NOT_A_CHOICE")
+    row = page.get_by_role("region", name="Dead letters").locator("tbody tr")
+    assert row.locator("td").nth(1).inner_text() == f"1:{LETTER_OFFSET}#1"
+    row.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Plan to drop the selected").click()
+    page.wait_for_url("**/dead/drop?*")
+    assert page.get_by_role("region", name="Changes").locator("tbody tr").count() == 1
+    page.go_back()
+    page.get_by_role("link", name="raw").click()
+    page.get_by_text("kept in quarantine: NOT_A_CHOICE").wait_for()
+    run_sql(office.url, "DELETE FROM instep_dead_letters WHERE reason = 'NOT_A_CHOICE'")
+    place = {"pipeline": PIPELINE, "topic": f"{TOPIC}#1", "partition": 0, "offset": 0}
+    page.goto(f"{console.address}record?{urlencode(place)}")
+    page.get_by_text("read from the topic").wait_for()
+
+
 def test_what_would_happen_is_shown_without_doing_it(
     page: Page, console: ConsoleServer, office: ConsoleFolder
 ) -> None:

@@ -122,7 +122,8 @@ def _from_topic(view: PageRequest) -> ShownRecord:
         )
     cluster = view.workspace.cluster()
     at = places.PlaceRange(places.Offset(position.offset), places.Offset(position.offset + 1))
-    wanted = tail.resolve_range(cluster, position.topic, at, [position.partition], committed=False)
+    # a later result of a record is at RECORD#RESULT: the record is what the topic holds
+    wanted = tail.resolve_range(cluster, position.log, at, [position.partition], committed=False)
     for found in tail.records(cluster, wanted, None, 1):
         if found.offset == position.offset:
             return ShownRecord(
@@ -134,7 +135,7 @@ def _from_topic(view: PageRequest) -> ShownRecord:
                 list(found.headers),
             )
     raise errors.SettingsError(
-        f"topic {position.topic!r} holds no record at {position}",
+        f"topic {position.log!r} holds no record at {position}",
         "it has expired, was compacted, or is the marker of a transaction",
     )
 
