@@ -27,6 +27,14 @@ class Topic:
     partitions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NamedLayouts:
+    """The layouts of some topics, and those of their brokers that are up."""
+
+    topics: Mapping[str, layout.Layout]
+    brokers: frozenset[int]
+
+
 def describe(cluster: connection.Cluster, topic: str) -> Topic:
     """Return the topic; raise TopicMissing with similar names."""
     try:
@@ -56,22 +64,12 @@ def request_id(cluster: connection.Cluster, topic: str) -> str:
 
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
     """Return the id of each topic, in one request, in Kafka's spelling."""
-
-    def request() -> dict[str, str]:
-        answers = cluster.admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=cluster.timeout_s
-        )
-        operations = {
-            name: cluster.operation(f"describe topic {name!r}", topic=name, right="DESCRIBE")
-            for name in names
-        }
-        found = {
-            name: str(cluster.wait(answer, operations[name]).topic_id)
-            for name, answer in answers.items()
-        }
-        return {name: kafka_spelling(id_) for name, id_ in found.items()}
-
-    return cluster.retry(request)
+    found = {}
+    for name, description in _descriptions(cluster, names).items():
+        if isinstance(description, errors.InstepError):
+            raise description
+        found[name] = kafka_spelling(str(description.topic_id))
+    return found
 
 
 def kafka_spelling(id_: str) -> str:
@@ -175,16 +173,25 @@ def names(cluster: connection.Cluster) -> list[str]:
     return list(layout.read(cluster).topics)
 
 
-def read_layouts(cluster: connection.Cluster, names: Collection[str]) -> layout.Layouts:
-    """Return the layout; raise for a topic that does not exist, or that we may not see."""
-    layouts = layout.read(cluster)
-    for name in names:
-        if name not in layouts.topics:
-            # The list omits topics that we may not see. A request by name distinguishes the two:
-            # it raises NotAuthorised.
-            describe(cluster, name)
-            raise missing(cluster, name)
-    return layouts
+def read_layouts(cluster: connection.Cluster, names: Collection[str]) -> NamedLayouts:
+    """Return the layouts of topics; raise for one that does not exist, or that we may not see.
+
+    Only these topics are requested: a cluster may have many thousands of others.
+    """
+    described = _descriptions(cluster, names)
+    for name, description in described.items():
+        if isinstance(description, errors.TopicMissing):
+            raise missing(cluster, name) from description.__cause__
+        if isinstance(description, errors.InstepError):
+            raise description
+    return _layouts(described)
+
+
+def known_layouts(
+    cluster: connection.Cluster, names: Collection[str]
+) -> Mapping[str, layout.Layout]:
+    """Return the layouts of those of these topics that exist and that we may see."""
+    return _layouts(_descriptions(cluster, names)).topics
 
 
 def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
@@ -203,6 +210,57 @@ def _description(cluster: connection.Cluster, topic: str) -> Any:
     return cluster.wait(
         answer, cluster.operation(f"describe topic {topic!r}", topic=topic, right="DESCRIBE")
     )
+
+
+def _descriptions(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Any]:
+    """Return the description of each topic, or the error of one that we cannot see.
+
+    Unlike a request for metadata, this one never creates a topic.
+    """
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return {}
+
+    def request() -> dict[str, Any]:
+        answers = cluster.admin.describe_topics(
+            TopicCollection(wanted), request_timeout=cluster.timeout_s
+        )
+        return {name: result(name, answers[name]) for name in wanted}
+
+    def result(name: str, answer: Any) -> Any:
+        operation = cluster.operation(f"describe topic {name!r}", topic=name, right="DESCRIBE")
+        try:
+            return cluster.wait(answer, operation)
+        except (errors.TopicMissing, errors.NotAuthorised) as failure:
+            return failure
+
+    return cluster.retry(request)
+
+
+def _layouts(described: Mapping[str, Any]) -> NamedLayouts:
+    """Return the layouts of descriptions, without errors."""
+    found: dict[str, layout.Layout] = {}
+    live: set[int] = set()
+    for name, description in described.items():
+        if isinstance(description, errors.InstepError):
+            continue
+        parts = sorted(description.partitions, key=lambda part: part.id)
+        nodes = [node for part in parts for node in (*part.replicas, *part.isr, part.leader)]
+        # a broker that is down has no address
+        live |= {node.id for node in nodes if node is not None and node.host}
+        found[name] = layout.Layout(
+            name,
+            tuple(
+                layout.Partition(
+                    part.id,
+                    part.leader.id if part.leader is not None and part.leader.id in live else None,
+                    tuple(node.id for node in part.replicas),
+                    tuple(node.id for node in part.isr),
+                )
+                for part in parts
+            ),
+        )
+    return NamedLayouts(found, frozenset(live))
 
 
 def _cluster_id(cluster: connection.Cluster, topic: str) -> str:

@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from instep import errors
-from instep.kafka import connection, offsets, topics
+from instep.kafka import connection, groups, layout, offsets, topics
+from instep.kafka.admin import consumer_groups, tail, topic_details
 
 
 def test_a_created_topic_can_be_used_at_once(
@@ -118,3 +119,33 @@ def test_compacted_topics_are_recognised(
 
 def test_an_id_in_kafkas_spelling() -> None:
     assert topics.kafka_spelling("7OlMDsnlTtq/Ylgy+kXCHA") == "7OlMDsnlTtq_Ylgy-kXCHA"
+
+
+def test_a_question_about_one_topic_does_not_list_all(
+    cluster: connection.Cluster,
+    new_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Request only what is named: a cluster may have many thousands of topics."""
+    name = new_topic(2)
+    groups.commit(cluster, f"{name}-readers", {(name, 1): 0})
+
+    def fail(_cluster: object) -> None:
+        raise AssertionError("all topics were listed")
+
+    monkeypatch.setattr(layout, "read", fail)
+    [detail] = topic_details.describe(cluster, [name])
+    assert [part.end for part in detail.partitions] == [0, 0]
+    assert tail.newest(cluster, name, 5)[1] == []
+    group = consumer_groups.describe(cluster, f"{name}-readers")
+    assert [one.lag_records for one in group.positions] == [0, 0]
+    consumer_groups.delete(cluster, f"{name}-readers")
+
+
+def test_topics_that_do_not_exist_are_left_out(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
+    name = new_topic(1)
+    assert set(topics.known_layouts(cluster, [name, f"{name}-other"])) == {name}
+    assert f"{name}-other" not in topics.names(cluster)
+    assert topics.known_layouts(cluster, []) == {}

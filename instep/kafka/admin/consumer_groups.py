@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError
 
 from instep import errors, settings
 from instep.document.showing import counted
-from instep.kafka import backlog, connection, faults, groups, layout, offsets
+from instep.kafka import backlog, connection, faults, groups, offsets, topics
 from instep.kafka.admin import admin_extras
 from instep.kafka.offsets import TopicPartitionPair
 
@@ -256,10 +256,10 @@ def _read_logs(cluster: connection.Cluster, pairs: Collection[TopicPartitionPair
     """Read the state of all partitions of these topics, also of those without a commit."""
     if not pairs:
         return _LogState((), {}, {})
-    layouts = layout.read(cluster).topics
+    layouts = topics.known_layouts(cluster, {topic for topic, _ in pairs})
     existing: list[TopicPartitionPair] = []
     with_leader: list[TopicPartitionPair] = []
-    for topic in sorted({topic for topic, _ in pairs} & set(layouts)):
+    for topic in sorted(layouts):
         existing += [(topic, part.partition) for part in layouts[topic].partitions]
         with_leader += [(topic, partition) for partition in layouts[topic].with_leader]
     spans = offsets.spans(cluster, with_leader)

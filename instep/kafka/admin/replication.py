@@ -29,7 +29,8 @@ class ReplicaMove:
 
 def plan(cluster: connection.Cluster, topic: str, replicas: int) -> list[ReplicaMove]:
     """Return the new replicas of each partition that changes."""
-    layouts = topics.read_layouts(cluster, [topic])
+    of_topic = topics.read_layouts(cluster, [topic]).topics[topic]
+    layouts = layout.read(cluster)
     if replicas > len(layouts.brokers):
         raise layout.too_few_brokers(topic, replicas, len(layouts.brokers))
     racks: Mapping[int, str | None] | None = None
@@ -37,7 +38,7 @@ def plan(cluster: connection.Cluster, topic: str, replicas: int) -> list[Replica
         if extras is not None:
             racks = extras.racks()
     rack_of = {node: (racks or {}).get(node) for node in layouts.brokers}
-    return spread(layouts.topics[topic], rack_of, replicas)
+    return spread(of_topic, rack_of, replicas)
 
 
 def spread(
