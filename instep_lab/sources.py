@@ -100,6 +100,7 @@ _KNOWN = (
     _issue(15583, "The high watermark advances only with min.insync.replicas in sync"),
     _issue(15591, "The first batch on a new partition may be rejected until it expires"),
     _issue(17390, "Remove broker-list in GetOffsetShell"),
+    _issue(18641, "AsyncKafkaConsumer could lose records with auto offset commit"),
     # pages of the documentation
     _documentation("documentation: acks", "The producer's setting acks", "producerconfigs_acks"),
     _documentation(

@@ -64,9 +64,10 @@ class PauseEffect:
         "a check within the transaction."
     ),
     scope=(
-        "Any client and release, and any database with transactions; run with librdkafka and "
-        "SQLite. A pause may be a long garbage collection, a suspended machine or a slow network. "
-        + crashes.SESSION_NOTE
+        "Any client that can seek to an offset of its own (the Java client and librdkafka "
+        "since 0.9), and any database with transactions; run with librdkafka, the classic "
+        "protocol and SQLite. A pause may be a long garbage collection, a suspended machine or "
+        "a slow network. " + crashes.SESSION_NOTE
     ),
     sources=("documentation: storing offsets outside Kafka", "KIP-62"),
     rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_ASYNCHRONOUSLY"),
@@ -211,9 +212,9 @@ def _pause(trial: Trial, scenario: Scenario, keep: Keep, stops_on: int) -> Pause
         "the second insert do nothing. Everything else that the work changes is changed twice."
     ),
     scope=(
-        "Any client and release, and any database with unique indexes; run with librdkafka and "
-        "SQLite. The id must be in the record: a producer that sends it twice is covered too. "
-        + crashes.SESSION_NOTE
+        "Any client and any release since 0.8, because the database decides, and any database "
+        "with unique indexes; run with librdkafka, Kafka 4.3 and SQLite. The id must be in the "
+        "record: a producer that sends it twice is covered too. " + crashes.SESSION_NOTE
     ),
     sources=("documentation: semantics",),
     rules=("DATABASE_SECOND_UNIQUE_KEY",),
@@ -264,7 +265,8 @@ def unique_index(trial: Trial) -> None:
         "what is there: a record that was sent twice has two places."
     ),
     scope=(
-        "All clients and releases; run with librdkafka and SQLite. A topic that was deleted and "
+        "All clients and all releases since 0.8, whose offsets count the records of a "
+        "partition; run with librdkafka, Kafka 4.3 and SQLite. A topic that was deleted and "
         "created again also begins at offset 0."
     ),
     sources=("documentation: semantics", "KIP-98"),
@@ -483,8 +485,10 @@ def _transform(
         "Between topics of one cluster, Kafka's transactions do the same (see commit-15)."
     ),
     scope=(
-        "Any client and release; run with librdkafka and SQLite. How Kafka could take part in a "
-        "two-phase commit of another system is the subject of KIP-939. " + crashes.SESSION_NOTE
+        "Any client that can seek to an offset of its own (the Java client and librdkafka "
+        "since 0.9); run with librdkafka, the classic protocol and SQLite. How Kafka could "
+        "take part in a two-phase commit of another system is the subject of KIP-939. "
+        + crashes.SESSION_NOTE
     ),
     sources=("KIP-939", "documentation: storing offsets outside Kafka"),
 )

@@ -757,8 +757,8 @@ MANY_IN_FLIGHT = {"max.in.flight.requests.per.connection": 1_000}
         "loses after that is gone."
     ),
     scope=(
-        "Java client and librdkafka, all releases, while the program hands each record over once. "
-        "acks=0 excludes idempotence."
+        "Java client since 0.8.2 and librdkafka, all releases, while the program hands each "
+        "record over once. acks=0 excludes idempotence (since 0.11)."
     ),
     sources=("documentation: acks",),
     rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_NOT_IDEMPOTENT"),

@@ -102,8 +102,8 @@ def _over_partitions(
         "partitions. A live reader gets shorter stretches, so fewer records come late."
     ),
     scope=(
-        "All releases and clients; measured with librdkafka as producer and consumer. How many "
-        "records come late depends on rate, batches and lag."
+        "All releases since 0.8 and all clients; measured with librdkafka as producer and "
+        "consumer. How many records come late depends on rate, batches and lag."
     ),
     sources=("documentation: topics and partitions",),
     rules=("RECORDS_WITHOUT_KEY",),
@@ -197,9 +197,9 @@ def _has_read(progress: ConsumerProgress, count: int) -> bool:
         "has the higher offset."
     ),
     scope=(
-        "All releases, with a producer that does not reorder when it retries (order-5). The limit "
-        "is the number of publishers. The rate is that of one librdkafka producer with records of "
-        "100 bytes and one replica."
+        "All releases since 0.8, all clients; measured with librdkafka. The producer must not "
+        "reorder when it retries (order-5), and the limit is the number of publishers. The "
+        "rate is that of one librdkafka producer with records of 100 bytes and one replica."
     ),
     sources=("documentation: topics and partitions", "documentation: message.timestamp.type"),
     rules=("RECORDS_WITHOUT_KEY",),
@@ -269,10 +269,10 @@ def _two_publishers(trial: Trial) -> None:
         "fill one partition after another, so the records of one document are spread."
     ),
     scope=(
-        "All releases; measured with librdkafka, for one producer per key that does not reorder "
-        "when it retries (order-5), as long as the number of partitions does not change (order-6) "
-        "and all producers use the same partitioner (send-11). A consumer with a thread pool "
-        "needs more (order-4)."
+        "All releases since 0.8; measured with librdkafka, for one producer per key that does "
+        "not reorder when it retries (order-5), as long as the number of partitions does not "
+        "change (order-6) and all producers use the same partitioner (send-11). A consumer "
+        "with a thread pool needs more (order-4)."
     ),
     sources=("documentation: topics and partitions", "KIP-480"),
     rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER_NOT_MURMUR2"),
@@ -315,8 +315,8 @@ def key_order_across_partitions(trial: Trial) -> None:
         "each other."
     ),
     scope=(
-        "All releases and clients: the pool is code of the application. Measured with librdkafka, "
-        "8 threads and work of 0 to 2 ms."
+        "All releases since 0.8 and all clients: the pool is code of the application. Measured "
+        "with librdkafka, 8 threads and work of 0 to 2 ms."
     ),
     sources=("documentation: KafkaConsumer",),
     rules=("PIPELINE_WITHOUT_GUARD",),
@@ -652,9 +652,10 @@ OLD, NEW = [0, 1], [2, 3]
         "metadata.max.age.ms (librdkafka: topic.metadata.refresh.interval.ms)."
     ),
     scope=(
-        "All releases; Java client and librdkafka with the murmur2 partitioner. The running "
-        "sender has the default metadata age of 5 minutes. The order in which partitions are read "
-        "is forced; without that, it depends on lag and on which member reads what."
+        "All releases since 0.8; Java client and librdkafka with the murmur2 partitioner. The "
+        "running sender has the default metadata age of 5 minutes. The order in which "
+        "partitions are read is forced; without that, it depends on lag and on which member "
+        "reads what."
     ),
     sources=(
         "documentation: metadata.max.age.ms",

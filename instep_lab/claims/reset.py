@@ -41,8 +41,9 @@ from instep_lab.verdict import Dependence
         "does not. Without a group id there is nobody to ask, and nothing can be committed."
     ),
     scope=(
-        "librdkafka and kafka-python in both ways; the Java client without a group too. "
-        "librdkafka requires a group id."
+        "Since 0.9, whose consumers have both subscribe and assign; before, they were two "
+        "APIs. librdkafka, which requires a group id, and kafka-python in both ways; the Java "
+        "client without a group too."
     ),
     sources=("documentation: auto.offset.reset",),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
@@ -170,8 +171,9 @@ def _read_twice(
         "range, and the client treats this like a missing commit."
     ),
     scope=(
-        "Java client, librdkafka (which calls none error) and kafka-python. In the lab, retention "
-        "is checked every 0.5 s, every 5 minutes by default."
+        "Java client since 0.9, librdkafka since 0.9 (which calls none error) and "
+        "kafka-python; with librdkafka both protocols (the consumer protocol since 4.0). In "
+        "the lab, retention is checked every 0.5 s, every 5 minutes by default."
     ),
     sources=("documentation: auto.offset.reset",),
     rules=("TOPIC_RETENTION_SHORT", "PIPELINE_RECORDS_EXPIRE_SOON", "PIPELINE_RECORDS_EXPIRED"),

@@ -66,11 +66,11 @@ def _lost(found: Sequence[Anomalies]) -> str:
         "leader, only min.insync.replicas decides whether it may still acknowledge."
     ),
     scope=(
-        "All clients and releases; measured with librdkafka. Kafka's default of "
-        "min.insync.replicas is 1; the lab's brokers have 2. With 1, records are lost only if a "
-        "replica outside the in-sync set becomes the leader (an unclean election, off by default "
-        "since 0.11) or the leader's disk is lost. The machines stay on: a power cut is another "
-        "matter."
+        "All releases since 0.8 and all clients; measured with librdkafka. Kafka's default of "
+        "min.insync.replicas is 1; the lab's brokers have 2. With 1, records are lost only if "
+        "a replica outside the in-sync set becomes the leader (an unclean election, off by "
+        "default since 0.11) or the leader's disk is lost. The machines stay on: a power cut "
+        "is another matter."
     ),
     sources=("documentation: acks", "documentation: min.insync.replicas", "KIP-106", "KIP-966"),
     rules=("PUBLISHER_ACKS_NOT_ALL", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
@@ -227,11 +227,11 @@ def _kill_leader(
         "partition again, by itself or by an unclean election, the log begins at offset 0."
     ),
     scope=(
-        "All releases and clients; measured with librdkafka. The machine stays on: what was not "
-        "yet written to the disk survives the process, but not a power cut. Whether the empty "
-        "replica is elected by itself varies in 4.x, where a new disk also has a new directory "
-        "id; after 20 s without a leader the lab forces an unclean election, and the evidence "
-        "counts that."
+        "All releases since 0.8 and all clients; measured with librdkafka. The machine stays "
+        "on: what was not yet written to the disk survives the process, but not a power cut. "
+        "Whether the empty replica is elected by itself varies in 4.x, where a new disk also "
+        "has a new directory id; after 20 s without a leader the lab forces an unclean "
+        "election, and the evidence counts that."
     ),
     sources=("documentation: acks", "documentation: replication", "KIP-858", "KIP-966"),
     rules=("TOPIC_SINGLE_REPLICA",),
@@ -513,9 +513,9 @@ def _read_from(scenario: Scenario, group: str, first: int) -> int:
         "until the buffer is empty."
     ),
     scope=(
-        "Java client and librdkafka, all releases. The lab sets linger.ms=1000 (default 5), so "
-        "that the buffer is not empty at the end; with the default the last few milliseconds are "
-        "lost."
+        "Java client since 0.8.2 and librdkafka, all releases. The lab sets linger.ms=1000 "
+        "(default 5, in the Java client since 4.0), so that the buffer is not empty at the "
+        "end; with the default the last few milliseconds are lost."
     ),
     sources=("documentation: producer", "documentation: linger.ms", "KIP-8"),
     rules=("PUBLISHER_ACKS_NOT_ALL",),
@@ -619,9 +619,10 @@ def _run_and_read(scenario: Scenario, plan: Publishing) -> None:
         "does not wait has many records on their way, so that the time is shared by all of them."
     ),
     scope=(
-        "Java client and librdkafka, without idempotence, with three brokers on the same machine: "
-        "the network of a real cluster adds to acks=1 and acks=all. On the lab's two cores the "
-        "followers also take processor time from the leader and the sender."
+        "Java client and librdkafka, without idempotence, measured with Kafka 4.3 and three "
+        "brokers on the same machine: the network of a real cluster adds to acks=1 and "
+        "acks=all. On the lab's two cores the followers also take processor time from the "
+        "leader and the sender. The three values mean the same since 0.8, where all was -1."
     ),
     sources=("documentation: acks", "documentation: replication"),
     rules=("PUBLISHER_ACKS_NOT_ALL",),

@@ -45,8 +45,9 @@ OFFSETS_RETENTION_MS = 60_000  # the least that a broker can be set to
         "next start resolves latest again."
     ),
     scope=(
-        "Java client and librdkafka with automatic commit, both rebalance protocols. Until 0.9 "
-        "the value was called largest; librdkafka still knows that name."
+        "Java client and librdkafka since 0.9 with automatic commit; measured with the classic "
+        "protocol and the consumer protocol (since 4.0). Until 0.8 the value was called "
+        "largest; librdkafka still knows that name."
     ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
@@ -196,8 +197,9 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
         "that point forward."
     ),
     scope=(
-        "All clients and both rebalance protocols; run with librdkafka. Until 0.9 the value was "
-        "called smallest; librdkafka still knows that name."
+        "All clients since 0.9; run with librdkafka, the classic protocol and the consumer "
+        "protocol (since 4.0). Until 0.8 the value was called smallest; librdkafka still knows "
+        "that name."
     ),
     sources=("documentation: auto.offset.reset",),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS", "TOPIC_RETENTION_SHORT"),
@@ -420,7 +422,12 @@ def _began_after(
         "A group has no place of its own until it commits. Where it begins is the client's "
         "decision, by auto.offset.reset, for each partition without a commit."
     ),
-    scope="Java client, librdkafka and kafka-python; latest is the default of all three.",
+    scope=(
+        "Java client since 0.9, librdkafka since 0.9 and kafka-python, whose default is "
+        "latest; librdkafka calls it largest, as the Java consumer did until 0.8. Measured "
+        "with the classic protocol, with librdkafka also with the consumer protocol (since "
+        "4.0)."
+    ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
@@ -484,8 +491,9 @@ def default_start_of_new_group(trial: Trial) -> None:
         "librdkafka reports an error for each partition, and reads the others."
     ),
     scope=(
-        "Java client, librdkafka (which calls the value error) and kafka-python. kafka-python "
-        "treats any value that it does not know as none."
+        "Java client since 0.9, librdkafka since 0.9 (which calls the value error) and "
+        "kafka-python, which treats any value that it does not know as none. Measured with the "
+        "classic protocol, with librdkafka also with the consumer protocol (since 4.0)."
     ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),

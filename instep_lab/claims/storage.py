@@ -194,11 +194,11 @@ def _machines(trial: Trial) -> Iterator[Machines]:
         "memory of all replicas in sync."
     ),
     scope=(
-        "All releases and clients (measured with librdkafka), with the default flush settings. "
-        "Linux writes dirty pages to disk after about 30 s by default, so the records of the last "
-        "half minute are at risk. The power cut is simulated by shutting an ext4 file system down "
-        "without a flush; it needs root on Linux. Machines that lose power together lose their "
-        "page caches together."
+        "All releases since 0.8.1 and all clients (measured with librdkafka), with the default "
+        "flush settings. Linux writes dirty pages to disk after about 30 s by default, so the "
+        "records of the last half minute are at risk. The power cut is simulated by shutting "
+        "an ext4 file system down without a flush; it needs root on Linux. Machines that lose "
+        "power together lose their page caches together."
     ),
     sources=("documentation: flush", "documentation: replication", "documentation: acks"),
     rules=("TOPIC_SINGLE_REPLICA", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
@@ -403,9 +403,9 @@ def _lost_everything(found: Sequence[Mapping[str, Anomalies]], kind: StoredTopic
         "retention.bytes is unlimited by default, so only age deletes data, after 7 days."
     ),
     scope=(
-        "All releases and clients. The defaults are log.segment.bytes=1073741824, "
-        "log.retention.bytes=-1 and log.retention.hours=168. The check runs every 0.5 s here, "
-        "every 5 minutes by default."
+        "All releases since 0.8 and all clients. The defaults are "
+        "log.segment.bytes=1073741824, log.retention.bytes=-1 and log.retention.hours=168. The "
+        "check runs every 0.5 s here, every 5 minutes by default."
     ),
     sources=("documentation: segment.bytes", "documentation: retention"),
     rules=("TOPIC_RETENTION_BY_SIZE",),
@@ -453,8 +453,8 @@ def segment_size_is_no_limit(trial: Trial) -> None:
         "copy on another one."
     ),
     scope=(
-        "All releases, all clients. A deleted topic's folders stay for file.delete.delay.ms "
-        "(a minute by default) with the suffix -delete."
+        "All releases since 0.8, all clients. A deleted topic's folders stay for "
+        "file.delete.delay.ms (a minute by default) with the suffix -delete."
     ),
     sources=("documentation: log",),
     brokers=3,
@@ -521,9 +521,9 @@ def _folders(trial: Trial, names: Sequence[str], expected: int) -> list[int]:
         "is the limit. Each replica costs a folder and several open files on its broker."
     ),
     scope=(
-        "One sender with librdkafka, one broker and one disk on this machine; with several "
-        "brokers, more partitions let a topic use all of them. Share groups (4.2) let several "
-        "members read one partition."
+        "Measured with Kafka 4.3, one sender with librdkafka, one broker and one disk on this "
+        "machine; with several brokers, more partitions let a topic use all of them. Share "
+        "groups (since 4.2) let several members read one partition."
     ),
     sources=("documentation: log",),
     harmless=False,

@@ -75,8 +75,8 @@ def _partition(trial: Trial, topic: str, node: int = 1) -> Path:
         "with INVALID_REPLICATION_FACTOR."
     ),
     scope=(
-        "All releases, all clients. KRaft controllers also place replicas on brokers that are "
-        "registered but down at the moment."
+        "All releases since 0.8, which brought replication, and all clients. KRaft controllers "
+        "also place replicas on brokers that are registered but down at the moment."
     ),
     sources=("documentation: replication",),
     rules=("TOPIC_SINGLE_REPLICA", "CLUSTER_SINGLE_BROKER"),
@@ -117,8 +117,8 @@ def replicas_beyond_brokers(trial: Trial) -> None:
         "the order of the log. The controller refuses it with INVALID_PARTITIONS."
     ),
     scope=(
-        "All releases and clients. Adding partitions moves keys to other partitions, so order-6 "
-        "applies."
+        "All releases since 0.8 and all clients. Adding partitions moves keys to other "
+        "partitions, so order-6 applies."
     ),
     sources=("documentation: modifying topics",),
     rules=("PIPELINE_WITHOUT_GUARD",),
@@ -206,9 +206,9 @@ def adding_and_removing_replicas(trial: Trial) -> None:
         "be committed, and the group reads from there."
     ),
     scope=(
-        "All releases and clients (measured with librdkafka), as far back as retention reaches "
-        "and, in a compacted topic, only the records that compaction has left. Share groups (4.2) "
-        "acknowledge single records, but do not delete them either."
+        "All releases since 0.8 and all clients (measured with librdkafka), as far back as "
+        "retention reaches and, in a compacted topic, only the records that compaction has "
+        "left. Share groups (4.2) acknowledge single records, but do not delete them either."
     ),
     sources=("documentation: the consumer",),
 )
@@ -352,9 +352,9 @@ def _is_trimmed(trial: Trial, topic: str) -> bool:
         "scan of at most 4 kB, so it grows with the logarithm of the length, which is hard to see."
     ),
     scope=(
-        "All releases and clients; measured with librdkafka. The records were in the page cache "
-        "of the operating system, as recent ones usually are; the first access to records that "
-        "are only on disk takes as long as the disk, however long the log is. "
+        "All releases since 0.8 and all clients; measured with librdkafka. The records were in "
+        "the page cache of the operating system, as recent ones usually are; the first access "
+        "to records that are only on disk takes as long as the disk, however long the log is. "
         "index.interval.bytes is 4,096 by default."
     ),
     sources=("documentation: log",),
@@ -671,10 +671,11 @@ def segment_file_names(trial: Trial) -> None:
         "from the metadata and send again what was not acknowledged."
     ),
     scope=(
-        "Measured with librdkafka, acks=all, three replicas, min.insync.replicas=2, unclean "
-        "elections off (the default). The pauses are those with broker.session.timeout.ms=3000; "
-        "the default of 9000 makes them up to 6 s longer. A clean shutdown hands leadership over "
-        "within milliseconds. kill -9 is not a power failure: see storage-1."
+        "All releases since 0.8; measured with librdkafka, Kafka 4.3, acks=all, three "
+        "replicas, min.insync.replicas=2, unclean elections off (the default since 0.11). The "
+        "pauses are those with broker.session.timeout.ms=3000; the default of 9000 makes them "
+        "up to 6 s longer. A clean shutdown hands leadership over within milliseconds. kill -9 "
+        "is not a power failure: see storage-1."
     ),
     sources=("documentation: replication", "documentation: broker.session.timeout.ms"),
     rules=(
@@ -963,8 +964,8 @@ def _limit_replication(trial: Trial, leader: int, bytes_per_s: int | None) -> No
         "operator. New partitions are spread over all brokers that are registered."
     ),
     scope=(
-        "All releases of Apache Kafka, with ZooKeeper and with KRaft. Some distributions and "
-        "services have a balancer that moves partitions by themselves."
+        "All releases of Apache Kafka since 0.8, with ZooKeeper and with KRaft. Some "
+        "distributions and services have a balancer that moves partitions by themselves."
     ),
     sources=("documentation: expanding a cluster",),
     brokers=0,

@@ -184,8 +184,9 @@ def needed_window(reads: Sequence[ClientOperation]) -> int:
         "pool that is routed by key keeps the order of each key, but not that of the topic."
     ),
     scope=(
-        "All releases and clients, for consumer groups; measured with librdkafka and the range "
-        "assignor. In a share group (Kafka 4.2) several members read one partition, without order."
+        "All releases since 0.9 and all clients, for consumer groups; measured with librdkafka "
+        "and the range assignor. In a share group (Kafka 4.2) several members read one "
+        "partition, without order."
     ),
     sources=("documentation: topics and partitions", "KIP-932"),
     rules=("PIPELINE_WITHOUT_GUARD",),
@@ -271,8 +272,9 @@ def _work_order(trial: Trial, scenario: Scenario, count: int) -> checkers.Anomal
         "got the records."
     ),
     scope=(
-        "All releases, Java client and librdkafka, for one producer that does not reorder when it "
-        "retries (order-5). With several producers, the order is that of arrival (order-2)."
+        "All releases since 0.8.2 of the Java client, and librdkafka, for one producer that "
+        "does not reorder when it retries (order-5). With several producers, the order is that "
+        "of arrival (order-2)."
     ),
     sources=("documentation: topics and partitions", "documentation: KafkaProducer"),
     rules=("RECORDS_WITHOUT_KEY",),

@@ -40,9 +40,9 @@ def test_every_claim_has_all_its_texts() -> None:
         assert len(set(claim.texts.rules)) == len(claim.texts.rules), id_
 
 
-# Only brokers decide these; speed-1 says nothing about Kafka.
+# Only brokers decide these.
 WITHOUT_CLIENT = {
-    *("speed-1", "storage-2", "storage-3", "storage-4"),
+    *("storage-2", "storage-3", "storage-4"),
     *("topic-1", "topic-2", "topic-3", "topic-5", "topic-8", "topic-11", "topic-12"),
 }
 
@@ -51,6 +51,15 @@ def test_every_scope_names_the_clients_that_were_measured() -> None:
     named = re.compile("Java|librdkafka|kafka-python|Python")
     unnamed = {id_ for id_, one in claims.ALL.items() if not named.search(one.texts.scope)}
     assert unnamed == WITHOUT_CLIENT
+
+
+def test_every_scope_names_releases() -> None:
+    """A number such as 0.9 or 4.3.1 that is not a time, a size or the value of a setting."""
+    release = re.compile(r"(?<![\d.,=])\d+\.\d+(\.\d+)?(?![\d.]*\d)(?! (s|ms|kB)\b)")
+    unnamed = {id_ for id_, one in claims.ALL.items() if not release.search(one.texts.scope)}
+    assert unnamed == set()
+    assert not release.search("It waits 0.5 s, with linger.ms=0.5 and 1,000.5 ms.")
+    assert release.search("All releases since 0.9.")
 
 
 COUNTS = {
