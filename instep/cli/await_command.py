@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Annotated
 
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import completion, options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
 
@@ -67,7 +68,8 @@ def await_record(
         )
     outcomes = []
     for name in names:
-        with OutcomeReader(declared, name) as reader:
+        waiting = f"{name}: waiting for {topic}:{partition}:{offset}"
+        with terminal.busy(sys.stderr, waiting), OutcomeReader(declared, name) as reader:
             outcomes.append((name, reader.outcome(topic, record_of(found[0]), timeout_s)))
     if as_json:
         known = [{"pipeline": name, "outcome": outcome} for name, outcome in outcomes]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import errors, extras, settings
+from instep import errors, extras, settings, terminal
 from instep.cli import options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, PipelineNames
 
@@ -159,7 +160,8 @@ class _Preparation:
                 inference.typed_as(pipeline, types, columns), fields, (), "the transformation"
             )
         try:
-            values = _sample(self._declared, pipeline.topic, required=bool(self._infer))
+            with terminal.busy(sys.stderr, f"{name}: reading the newest records"):
+                values = _sample(self._declared, pipeline.topic, required=bool(self._infer))
         except errors.InstepError as error:
             if self._infer:
                 raise

@@ -123,7 +123,10 @@ def _snapshot(
         # Settings with relays or streams only are complete.
         if declared.pipelines or not (relays or streams):
             pipelines = options.select_pipelines(declared, None)
-    with resources.cluster(declared) as cluster:
+    with (
+        resources.cluster(declared) as cluster,
+        terminal.busy(sys.stderr, "reading cluster and databases"),
+    ):
         taken = gathering.gather(cluster, declared, pipelines, loaded, relays, streams)
     if file is not None:
         snapshot.save(taken, file)

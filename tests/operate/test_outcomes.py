@@ -30,6 +30,7 @@ from tests.support.databases import run_sql
 from tests.support.pipelines import following
 from tests.support.runs import Run as Start
 from tests.support.runs import event
+from tests.support.terminals import OnTerminal
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -262,6 +263,9 @@ def test_the_command_and_the_example_of_the_guide_wait_for_a_record(
     position = f"{topic}:{at.partition}:{at.offset}"
     late = commands.run(["await", position, "--timeout", "0.2"], cwd=tmp_path, env=dict(os.environ))
     assert (late.returncode, "has not reached" in late.stderr) == (1, True), late.stderr
+    with OnTerminal(tmp_path, "await", position) as shown_live:
+        shown_live.wait_for(f"contracts: waiting for {position}")
+        shown_live.end()
     runner(pipeline)
     done = commands.run(["await", position, "--timeout", "60"], cwd=tmp_path, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
