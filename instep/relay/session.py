@@ -208,9 +208,7 @@ class RelaySession:
                 with ExitStack() as resources:
                     reader = sources.open_reader(self._relay, self._name)
                     resources.callback(reader.close)
-                    reader.recover(
-                        LastTransaction(self._position.sequence, self._position.reader), row
-                    )
+                    reader.recover(LastTransaction(self._position.sequence, self._position.reader))
                     self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
                     pool = ThreadPoolExecutor(1, "instep-relay-reader")
                     resources.callback(pool.shutdown)

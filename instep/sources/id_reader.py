@@ -23,7 +23,6 @@ from typing import Any
 
 from instep import errors, settings
 from instep.sinks.stored_values import chunks
-from instep.sources.lease import LeaseRow
 from instep.sources.outbox_reader import (
     BATCH_BYTES_MAX,
     Batch,
@@ -68,23 +67,26 @@ class IdReader(OutboxReader):
             )
         )
 
-    def recover(self, found: LastTransaction, lease: LeaseRow) -> None:
+    def recover(self, found: LastTransaction) -> None:
         """Delete the last published batch, if its rows are still there and are the same."""
         self._taken.clear()
         self._data_version = None
-        ranges = found.position["ranges"]
-        rows = self._within(ranges)
-        if lease.sequence == found.sequence:
+        # In one state: a process that was fenced may still be deleting the batch.
+        with self._opened.transaction("BEGIN" if self._is_sqlite else SNAPSHOT):
+            [(sequence,)] = self._opened.select(
+                f"SELECT sequence FROM {self._lease_table} WHERE relay = ?", (self._name,)
+            )
+            rows = self._within(found.position["ranges"])
+        if sequence == found.sequence:
             if rows:
                 raise restored(
                     self._name, f"row {rows[0].id} has an id that was published and deleted"
                 )
             return
-        if lease.sequence != found.sequence - 1:
+        if sequence != found.sequence - 1:
             raise restored(
                 self._name,
-                f"it knows transaction {lease.sequence}, and Kafka has transaction"
-                f" {found.sequence}",
+                f"it knows transaction {sequence}, and Kafka has transaction {found.sequence}",
             )
         if _digest(rows) != found.position["digest"]:
             raise restored(

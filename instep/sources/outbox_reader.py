@@ -17,7 +17,6 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
-from instep.sources.lease import LeaseRow
 
 # A batch is in memory several times: as rows, as the client's records, and the next one beside it.
 BATCH_BYTES_MAX = 32 * 1024 * 1024
@@ -79,7 +78,7 @@ class OutboxReader(abc.ABC):
         """Return the position behind all rows that the outbox has now."""
 
     @abc.abstractmethod
-    def recover(self, found: LastTransaction, lease: LeaseRow) -> None:
+    def recover(self, found: LastTransaction) -> None:
         """Continue behind a published position; raise a named stop if that is not safe."""
 
     @abc.abstractmethod

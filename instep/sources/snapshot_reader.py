@@ -19,7 +19,6 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
-from instep.sources.lease import LeaseRow
 from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
 NOTHING = "1:1:"  # the snapshot in which no transaction is visible
@@ -65,9 +64,8 @@ class SnapshotReader(OutboxReader):
         snapshot = str(self._side.value("SELECT pg_current_snapshot()::text"))
         return {**self._facts(), "seen": snapshot}
 
-    def recover(self, found: LastTransaction, lease: LeaseRow) -> None:
+    def recover(self, found: LastTransaction) -> None:
         """Check that the server is the one that the position knows, and has lost nothing."""
-        del lease
         self._end_tick()
         self._returned.clear()
         position = found.position

@@ -18,6 +18,7 @@ from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
 from instep.sinks import target
 from instep.sources.connection import SourceConnection
+from instep.sources.outbox_reader import OutboxReader
 from tests.relay.restored_servers import (
     SERVERS,
     RecoveringPostgres,
@@ -174,6 +175,42 @@ def test_the_last_batch_is_deleted_by_the_next_session_only_if_it_is_the_same(
     run_once(name, relay, cluster)
     assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
     assert not difference(shop, cluster, relay.topic)
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
+def test_a_process_that_still_deletes_its_last_batch_does_not_stop_the_next_one(
+    kind: str,
+    open_shop: Callable[..., PrintShop],
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let it delete when the next process has looked at its lease, and not at the rows."""
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(3)
+    earlier = sources.open_reader(relay, name)
+
+    def fail(*_: Any) -> None:
+        raise errors.SessionEnded("fenced before the deletion")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(earlier), "done", fail)
+        with pytest.raises(errors.SessionEnded):
+            run_once(name, relay, cluster)
+    assert earlier.next(1_000) is not None
+    opens = sources.open_reader
+
+    def open_late(*arguments: Any) -> OutboxReader:
+        monkeypatch.setattr(sources, "open_reader", opens)
+        earlier.done(1)
+        return opens(*arguments)
+
+    monkeypatch.setattr(sources, "open_reader", open_late)
+    shop.work(3, seed=1)
+    run_once(name, relay, cluster)
+    earlier.close()
+    assert not difference(shop, cluster, relay.topic)
+    assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
 
 
 def test_rows_of_another_postgres_cluster_stop_the_relay(
