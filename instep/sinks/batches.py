@@ -7,6 +7,8 @@ transaction.
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -53,14 +55,34 @@ SELECT_STAGED = (
     "SELECT data FROM instep_staged_rows WHERE token = ? AND number >= ? AND number < ?"
     " ORDER BY number"
 )
-DELETE_STAGED_OF_OTHER_RUNS = "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id <> ?"
+DELETE_STAGED_OF_OTHER_RUNS = (
+    "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id <> ? AND run_id NOT LIKE ?"
+)
+DELETE_STAGED_OF_WRITE = "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id = ?"
+DELETE_STAGED_OF_OLD_WRITES = (
+    "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id LIKE ? AND run_id < ?"
+)
 DELETE_STAGED_UP_TO = (
     "DELETE FROM instep_staged_rows WHERE sink = ? AND run_id = ? AND batch_id <= ?"
 )
-DELETE_STAGED_OF_TASK = "DELETE FROM instep_staged_rows WHERE token = ?"
 SELECT_ALL = (
     "SELECT sink, query_id, batch_id, epoch, next_row, committed_at FROM instep_sinks ORDER BY sink"
 )
+
+
+# The run id of a single write, which says when it began. No run of a stream has such an id.
+WRITE_PREFIX = "write-"
+WRITES = f"{WRITE_PREFIX}%"
+WRITE_KEPT_S = 7 * 86_400  # a write that is older has ended, even if nobody has said so
+
+
+def new_write(age_s: int = 0) -> str:
+    """Return the run id of a single write that began so long ago. Ids sort by time."""
+    return f"{_began(age_s)}-{secrets.token_hex(16)}"
+
+
+def _began(age_s: int) -> str:
+    return f"{WRITE_PREFIX}{int(time.time()) - age_s:010}"
 
 
 class StoredSink(msgspec.Struct, frozen=True):
@@ -132,12 +154,16 @@ class Batches:
         self._execute(DELETE_RUNS, self._sink, epoch - RUNS_KEPT)
 
     def remove_staged_by_others(self, run_id: str) -> None:
-        """Remove what the predecessors of a run staged."""
-        self._execute(DELETE_STAGED_OF_OTHER_RUNS, self._sink, run_id)
+        """Remove what the predecessors of a run staged; single writes may still be running."""
+        self._execute(DELETE_STAGED_OF_OTHER_RUNS, self._sink, run_id, WRITES)
 
-    def remove_token(self, token: str) -> None:
-        """Remove the staged rows of one task."""
-        self._execute(DELETE_STAGED_OF_TASK, token)
+    def remove_write(self, write: str) -> None:
+        """Remove what the tasks of a single write staged, repeated and failed tasks included."""
+        self._execute(DELETE_STAGED_OF_WRITE, self._sink, write)
+
+    def remove_old_writes(self) -> None:
+        """Remove what single writes staged whose driver was killed before it could do that."""
+        self._execute(DELETE_STAGED_OF_OLD_WRITES, self._sink, WRITES, _began(WRITE_KEPT_S))
 
     def add_batch(self, batch_id: int, batch: StoredBatch) -> None:
         """Keep a batch that is applied now. After `adopt`, its id may have been used before."""

@@ -5,7 +5,7 @@ Spark pickles a writer to its tasks, and makes a new one in a worker of the driv
 
 from __future__ import annotations
 
-import secrets
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from instep import errors
+from instep import errors, sinks
+from instep.sinks import batches as stored_batches
 from instep.sinks.target import Target
 from instep.spark_sink import definition, encoding, session, task
 from instep.spark_sink.decision import IncomingBatch
@@ -77,8 +78,8 @@ class _SinkWriter:
         with session.session_of(self._definition, self._schema) as opened:
             self._targets = opened.inspect()
 
-    def _encode(self, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
-        message = task.run(batches, self._definition, self._targets)
+    def _encode(self, batches: Iterator[pa.RecordBatch], write: str | None = None) -> SinkCommit:
+        message = task.run(batches, self._definition, self._targets, write)
         return SinkCommit(msgspec.msgpack.encode(message))
 
     def _merge(
@@ -93,10 +94,9 @@ class _SinkWriter:
             for message in messages
             if isinstance(message, SinkCommit)
         ]
-        run_id = found[0].run_id if is_stream else secrets.token_hex(16)
         batch = IncomingBatch(
             found[0].query_id,
-            run_id,
+            found[0].run_id,
             batch_id,
             encoding.combined(message.digest for message in found),
         )
@@ -118,14 +118,26 @@ class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
 
 
 class BatchWriter(_SinkWriter, DataSourceArrowWriter):
-    """Writes the rows of a batch job in one transaction."""
+    """Writes the rows of a batch job in one transaction. All its tasks know its id."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._write = stored_batches.new_write()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
-        return self._encode(iterator)
+        return self._encode(iterator, self._write)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if any(message is not None for message in messages):
             self._merge(messages, 0, is_stream=False)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave staged rows alone: the next merge removes them."""
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Remove what its tasks have staged. If that fails, a later write does it."""
+        with contextlib.suppress(errors.InstepError):
+            sink = sinks.open_sink(self._targets[0])
+            try:
+                with sink.transaction():
+                    state = stored_batches.Batches(sink.connection, self._definition.name)
+                    state.remove_write(self._write)
+            finally:
+                sink.close()

@@ -131,6 +131,7 @@ class Merge:
                 self._keep_tables()
                 self._batches.add_run(self._batch.run_id, epoch)
                 self._batches.remove_staged_by_others(self._batch.run_id)
+                self._batches.remove_old_writes()
             after = msgspec.structs.replace(before, epoch=epoch)
             result = MergeResult(step)
             if step is BatchStep.APPLY:
@@ -162,9 +163,8 @@ class Merge:
         after = msgspec.structs.replace(before, next_row=before.next_row + result.rows)
         self._batches.advance(before, after)
         # Only its own: a stream of the same name may have staged rows for its next batch.
-        for message in self._messages:
-            if message.token is not None:
-                self._batches.remove_token(message.token)
+        self._batches.remove_write(self._batch.run_id)
+        self._batches.remove_old_writes()
         return result
 
     def _keep_tables(self) -> None:

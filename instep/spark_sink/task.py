@@ -26,10 +26,17 @@ QUERY_ID, RUN_ID, BATCH_ID = "sql.streaming.queryId", "spark.jobGroup.id", "stre
 
 
 def run(
-    batches: Iterable[pa.RecordBatch], definition: SinkDefinition, targets: Sequence[Target]
+    batches: Iterable[pa.RecordBatch],
+    definition: SinkDefinition,
+    targets: Sequence[Target],
+    write: str | None = None,
 ) -> TaskMessage:
-    """Return the message for the driver, with the rows or with the token of staged ones."""
+    """Return the message for the driver, with the rows or with the token of staged ones.
+
+    `write` is the run id of a single write; the job of a stream knows that of its run.
+    """
     query_id, run_id, batch_id = (_property(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
+    run_id = write or run_id
     probe, number = find_probe(), int(batch_id or 0)
     probe(ProbeEvent(definition.name, 0, 0, number, number))
     digest = encoding.RowDigest()

@@ -155,6 +155,26 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
         writer.mode("overwrite").save()
 
 
+def test_a_batch_job_that_fails_leaves_no_staged_rows(spark: Any, url: str) -> None:
+    many = spark.range(20_000, numPartitions=2).selectExpr("CAST(id AS INT) AS order_id")
+    columns = ("order_id", "repeat('x', 20) AS status", "1L AS version")
+    fails = "IF(order_id = 19999, raise_error('on purpose'), 1L) AS version"
+
+    def write(frame: Any) -> None:
+        writer = frame.write.format("instep").options(url=url, table="orders", key="order_id")
+        writer.mode("append").save()
+
+    with pytest.raises(PySparkException, match="on purpose"):
+        write(many.selectExpr(*columns[:2], fails))
+    with pytest.raises(PySparkException, match="KEY_NOT_UNIQUE"):
+        write(many.selectExpr("order_id % 19000 AS order_id", *columns[1:]))
+    assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+    write(many.selectExpr(*columns))
+
+    assert run_sql(url, "SELECT count(*) FROM orders") == [(20_000,)]
+    assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
 @pytest.mark.parametrize(
     ("options", "mode", "problem"),
     [

@@ -215,24 +215,64 @@ def test_staged_rows_are_merged_and_removed(url: str, query: Callable[..., SinkQ
     assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
 
 
-def test_a_single_write_leaves_the_staged_rows_of_a_stream_alone(
+def test_a_single_write_leaves_the_staged_rows_of_others_alone(
     url: str, query: Callable[..., SinkQuery]
 ) -> None:
     one = query()
     message = one.message([row(1), row(2)])
+    write, other = batches.new_write(), batches.new_write()
     with one.session_open() as opened:
         stage = Batches(opened.connection, "orders").stage
-        stage("of the write", "", 0, 0, message.chunks)
+        stage("of the write", write, 0, 0, message.chunks)
+        stage("of a lost task of it", write, 0, 0, message.chunks)
+        stage("of another write", other, 0, 0, message.chunks)
         stage("of a stream", "run", 0, 0, message.chunks)
-    staged = TaskMessage("", "", message.digest, [], "of the write", 1)
-    batch = IncomingBatch("", "random", 0, message.digest)
+    staged = TaskMessage("", write, message.digest, [], "of the write", 1)
+    batch = IncomingBatch("", write, 0, message.digest)
 
     one.session.merge(batch, [staged], is_stream=False)
     again = one.session.merge(batch, [staged], is_stream=False)
 
     assert again.step is BatchStep.SKIP
     assert [found[0] for found in orders(url)] == [1, 2]
-    assert run_sql(url, "SELECT token FROM instep_staged_rows") == [("of a stream",)]
+    left = run_sql(url, "SELECT token FROM instep_staged_rows ORDER BY token")
+    assert left == [("of a stream",), ("of another write",)]
+
+
+def test_a_stream_that_starts_leaves_the_staged_rows_of_a_running_write_alone(
+    url: str, query: Callable[..., SinkQuery]
+) -> None:
+    one = query()
+    message = one.message([row(1), row(2)])
+    write = batches.new_write()
+    with one.session_open() as opened:
+        stage = Batches(opened.connection, "orders").stage
+        stage("of the write", write, 0, 0, message.chunks)
+        stage("of the stream before", "older run", 0, 0, message.chunks)
+
+    one.write(0, [row(9)])
+    staged = TaskMessage("", write, message.digest, [], "of the write", 1)
+    one.session.merge(IncomingBatch("", write, 0, message.digest), [staged], is_stream=False)
+
+    assert [found[0] for found in orders(url)] == [1, 2, 9]
+    assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_rows_of_a_write_that_never_ended_are_removed_after_a_week(
+    url: str, query: Callable[..., SinkQuery], is_stream: bool
+) -> None:
+    one = query()
+    message = one.message([row(1)])
+    with one.session_open() as opened:
+        stage = Batches(opened.connection, "orders").stage
+        stage("killed long ago", batches.new_write(8 * 86_400), 0, 0, message.chunks)
+        stage("killed lately", batches.new_write(6 * 86_400), 0, 0, message.chunks)
+
+    batch = IncomingBatch("query", batches.new_write(), 0, message.digest)
+    one.session.merge(batch, [message], is_stream=is_stream)
+
+    assert run_sql(url, "SELECT token FROM instep_staged_rows") == [("killed lately",)]
 
 
 def test_lost_staged_rows_are_noticed(url: str, query: Callable[..., SinkQuery]) -> None:
