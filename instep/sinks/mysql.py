@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from msgspec import UNSET
 
 from instep import errors
-from instep.document import guard, kinds
+from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
 from instep.document.mapping import TargetColumn
@@ -518,12 +518,12 @@ class MysqlTargetTable(TargetTable):
         columns = f"{self.key_expressions('t.')}, t.{self.guard}"
         return self.connection.select(f"SELECT {columns} {join} WHERE {later}")
 
-    def is_optimistic(self, reduced: guard.Reduced) -> bool:
+    def is_optimistic(self, documents: int) -> bool:
         # The server does not report whether a single row existed. A row with the same time, or
         # one without an order, may stay as it is.
         return (
-            super().is_optimistic(reduced)
-            and len(reduced.latest) > 1
+            super().is_optimistic(documents)
+            and documents > 1
             and self.guard is not None
             and not self.target.rules.order_is_time
         )

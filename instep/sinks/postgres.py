@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,13 @@ from instep.sinks.connection import Connection, Rows, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink, open_together
 from instep.sinks.target import Target
-from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
+from instep.sinks.target_table import (
+    STAGE_FIRST,
+    ColumnGroup,
+    StagedColumns,
+    StagedRow,
+    TargetTable,
+)
 
 try:
     import psycopg
@@ -319,6 +325,14 @@ class PostgresConnection(Connection):
             for row in rows:
                 write(row)
 
+    def copy_csv(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
+        """Load rows that are CSV already, which the driver passes on as they are."""
+        names = ", ".join(map(self.plain_name, columns))
+        statement = f"COPY {table} ({names}) FROM STDIN (FORMAT CSV)"
+        with self.cursor.copy(statement) as copy:
+            for piece in pieces:
+                copy.write(piece)
+
     def plain_name(self, name: str) -> str:
         """Return a quoted name for a statement without parameters."""
         return self.quoted(name).replace("%%", "%")
@@ -471,6 +485,26 @@ class PostgresTargetTable(TargetTable):
             return self.upsert_stage()
         arrays = list(map(list, zip(*self.flat(rows), strict=True)))
         return self.connection.execute_often(self._upsert_arrays, arrays)
+
+    def upsert_columns(self, staged: StagedColumns) -> int | None:
+        if len(staged) <= ARRAY_ROWS_MAX or not self._takes_csv(staged):
+            return self.upsert(staged.rows())
+        self._fill_stage_csv(staged, with_order=False)
+        return self.upsert_stage()
+
+    def fill_stage_columns(self, staged: StagedColumns) -> None:
+        if self._takes_csv(staged):
+            self._fill_stage_csv(staged, with_order=True)
+        else:
+            self.fill_stage(staged.rows())
+
+    def _takes_csv(self, staged: StagedColumns) -> bool:
+        return self.connection.driver.info.encoding == "utf-8" and staged.is_csv
+
+    def _fill_stage_csv(self, staged: StagedColumns, *, with_order: bool) -> None:
+        self.connection.claim_stage()
+        names = [*self._stage_names, *([STAGE_FIRST] if with_order else [])]
+        self.connection.copy_csv(self.connection.stage, names, staged.csv(with_order=with_order))
 
     def prepared_upsert(self, rows: Sequence[StagedRow]) -> Callable[[], int]:
         self.fill_stage(rows)

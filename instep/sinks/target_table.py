@@ -12,7 +12,7 @@ import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
@@ -29,6 +29,22 @@ DELETE_CHUNK = 500
 
 # A document to write: its id, its values, and the guard's value of its first event.
 StagedRow = tuple[DocumentId, guard.Values, Any]
+
+
+class StagedColumns(Protocol):
+    """Documents to write as columns, each document once and in order of their ids."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def is_csv(self) -> bool:
+        """Return whether `csv` can have all of them."""
+
+    def rows(self) -> list[StagedRow]:
+        """Return the documents as rows."""
+
+    def csv(self, *, with_order: bool) -> Iterator[bytes]:
+        """Yield key columns and values as CSV; with order, the guard's value once more."""
 
 
 class ColumnGroup:
@@ -109,6 +125,14 @@ class TargetTable(abc.ABC):
         self.fill_stage(rows)
         return self.upsert_stage()
 
+    def upsert_columns(self, staged: StagedColumns) -> int | None:
+        """Upsert documents as `upsert` does; a database may have a faster way for columns."""
+        return self.upsert(staged.rows())
+
+    def fill_stage_columns(self, staged: StagedColumns) -> None:
+        """Load documents into the empty stage as `fill_stage` does."""
+        self.fill_stage(staged.rows())
+
     def prepared_upsert(self, rows: Sequence[StagedRow]) -> Callable[[], int | None]:
         """Return the upsert of documents, with everything done that does not touch the table."""
         return lambda: self.upsert(rows)
@@ -133,8 +157,8 @@ class TargetTable(abc.ABC):
             f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
         )
 
-    def is_optimistic(self, _reduced: guard.Reduced) -> bool:
-        """Return whether to upsert a batch before asking the database for late rows.
+    def is_optimistic(self, _documents: int) -> bool:
+        """Return whether to upsert this many documents before asking the database for late rows.
 
         The number of written rows shows afterwards whether there were any.
         """

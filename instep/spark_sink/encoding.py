@@ -1,24 +1,30 @@
-"""Rows on their way from a task to the driver: each as JSON, in chunks, with a digest of all.
+"""Rows on their way from a task to the driver: Arrow batches, in chunks, with a digest of all.
 
-JSON is what pipelines read, so that the driver decodes rows as it decodes records, and quarantine
+The driver writes typed columns where it can (`typed_rows.py`). For all other rows `json_rows`
+returns what pipelines read, so that the driver decodes rows as it decodes records, and quarantine
 keeps them in a form that people can read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from instep.spark_sink.definition import SinkTable
 
 CHUNK_BYTES = 256 * 1024
 DIGEST_BYTES = 16
 FLOAT_DIGITS = 9
+OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+# Between and in place of the parts of a row that is hashed.
+PART, NULL = "\x1f", "\x1e"
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -27,11 +33,15 @@ Convert = Callable[[Any], Any]
 
 
 class RowChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of one table, by number, and which of them delete their key."""
+    """Rows of one table, by number: a stream of Arrow batches."""
 
     table: int
-    rows: list[bytes]
-    deletes: list[int]
+    stream: bytes
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """Return the rows."""
+        found: list[pa.RecordBatch] = pa.ipc.open_stream(self.stream).read_all().to_batches()
+        return found
 
 
 def unpack(data: bytes) -> RowChunk:
@@ -46,14 +56,21 @@ class RowDigest:
     so only the first digits count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_count: bool = False) -> None:
+        """Take whether to count the rows only, if something else identifies them."""
         self._sum, self._count = 0, 0
+        self._only_count = only_count
 
-    def add(self, table: int, row: bytes) -> None:
-        """Add one row."""
-        hashed = hashlib.blake2b(b"%d " % table + row, digest_size=DIGEST_BYTES).digest()
-        self._sum += int.from_bytes(hashed, "big")
-        self._count += 1
+    def add(self, number: int, rows: pa.RecordBatch) -> None:
+        """Add rows of a table."""
+        self._count += rows.num_rows
+        if self._only_count:
+            return
+        new_hash, size = hashlib.blake2b, DIGEST_BYTES
+        self._sum += sum(
+            int.from_bytes(new_hash(row, digest_size=size).digest(), "big")
+            for row in _hashed_rows(number, rows)
+        )
 
     @property
     def text(self) -> str:
@@ -75,61 +92,84 @@ def encode(
     batches: Iterable[pa.RecordBatch], tables: Sequence[SinkTable], digest: RowDigest
 ) -> Iterator[bytes]:
     """Return the rows of Arrow batches in packed chunks, and add them to the digest."""
-    open_chunks = [_OpenChunk(number) for number in range(len(tables))]
     for batch in batches:
         for number, table in enumerate(tables):
-            chunk = open_chunks[number]
-            for row, hashed, is_delete in _rows(batch, table):
-                digest.add(number, hashed)
-                chunk.add(row, is_delete)
-                if chunk.size >= CHUNK_BYTES:
-                    yield chunk.packed()
-    for chunk in open_chunks:
-        if chunk.rows:
-            yield chunk.packed()
+            rows = _rows_of(batch, table)
+            if not rows.num_rows:
+                continue
+            rows.validate(full=True)  # also that text is UTF-8, which nothing after it checks
+            digest.add(number, rows)
+            pieces = -(-rows.nbytes // CHUNK_BYTES) or 1
+            size = -(-rows.num_rows // pieces)
+            for start in range(0, rows.num_rows, size):
+                yield _packed(number, rows.slice(start, size))
 
 
-class _OpenChunk:
-    def __init__(self, table: int) -> None:
-        self._table = table
-        self._clear()
-
-    def _clear(self) -> None:
-        self.rows: list[bytes] = []
-        self._deletes: list[int] = []
-        self.size = 0
-
-    def add(self, row: bytes, is_delete: bool) -> None:
-        if is_delete:
-            self._deletes.append(len(self.rows))
-        self.rows.append(row)
-        self.size += len(row)
-
-    def packed(self) -> bytes:
-        packed = _pack(RowChunk(self._table, self.rows, self._deletes))
-        self._clear()
-        return packed
-
-
-def _rows(batch: pa.RecordBatch, table: SinkTable) -> Iterator[tuple[bytes, bytes, bool]]:
-    """Return each row of a table as JSON, what is hashed of it, and whether it deletes its key."""
-    if table.column is None:
-        arrow_type, found = pa.struct(list(batch.schema)), batch.to_pylist()
-    else:
-        column = batch.column(batch.schema.get_field_index(table.column))
-        arrow_type, found = column.type, column.to_pylist()
-        if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-            arrow_type = arrow_type.value_type
-            found = [row for rows in found if rows is not None for row in rows]
-    convert, hashed = _converter(arrow_type, _exact_float), _converter(arrow_type, _rough_float)
-    has_floats = _has_float(arrow_type)
-    for row in found:
-        if row is None:
-            continue
-        encoded = _encode(convert(row) if convert else row)
-        rough = _encode(hashed(row)) if has_floats and hashed else encoded
+def json_rows(rows: pa.RecordBatch, table: SinkTable) -> Iterator[tuple[bytes, bool]]:
+    """Return each row of a table as JSON, and whether it deletes its key."""
+    convert = _converter(pa.struct(list(rows.schema)), _exact_float)
+    for row in rows.to_pylist():
         is_delete = table.delete_when is not None and row.get(table.delete_when) is True
-        yield encoded, rough, is_delete
+        yield _encode(convert(row) if convert else row), is_delete
+
+
+def _packed(number: int, rows: pa.RecordBatch) -> bytes:
+    written = io.BytesIO()
+    with pa.ipc.new_stream(written, rows.schema, options=OPTIONS) as stream:
+        stream.write_batch(rows)
+    return _pack(RowChunk(number, written.getvalue()))
+
+
+def _rows_of(batch: pa.RecordBatch, table: SinkTable) -> pa.RecordBatch:
+    """Return the rows of a table: all, or those of its struct column."""
+    if table.column is None:
+        return batch
+    rows = batch.column(batch.schema.get_field_index(table.column))
+    if pa.types.is_list(rows.type) or pa.types.is_large_list(rows.type):
+        rows = rows.flatten()
+    if rows.null_count:
+        rows = rows.filter(rows.is_valid())
+    return pa.RecordBatch.from_arrays(rows.flatten(), schema=pa.schema(list(rows.type)))
+
+
+def _hashed_rows(number: int, rows: pa.RecordBatch) -> Iterable[bytes]:
+    """Return what is hashed of each row of a table: its values, and the table's number."""
+    if all(_is_simple(field.type) for field in rows.schema):
+        parts = [part for column in rows.columns for part in _hashed_parts(column)]
+        texts = pc.binary_join_element_wise(str(number), *parts, PART)
+        found: list[bytes] = texts.cast(pa.binary()).to_pylist()
+        return found
+    convert = _converter(pa.struct(list(rows.schema)), _rough_float)
+    prefix = b"%d " % number
+    return [prefix + _encode(convert(row) if convert else row) for row in rows.to_pylist()]
+
+
+def _is_simple(kind: pa.DataType) -> bool:
+    is_one = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+        pa.types.is_string,
+        pa.types.is_decimal128,
+        pa.types.is_date32,
+        pa.types.is_timestamp,
+    )
+    return any(is_kind(kind) for is_kind in is_one)
+
+
+def _hashed_parts(column: Any) -> Iterator[Any]:
+    """Return a column as texts, without null; that of texts also their lengths."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = column.to_pylist()
+        rough = [NULL if value is None else _rough_float(value) for value in values]
+        yield pa.array(rough, pa.string())
+        return
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        column = column.cast(pa.int64() if pa.types.is_timestamp(kind) else pa.int32())
+    if pa.types.is_string(kind):
+        yield pc.fill_null(pc.binary_length(column).cast(pa.string()), NULL)
+    yield pc.fill_null(column.cast(pa.string()), NULL)
 
 
 def _exact_float(value: float) -> Any:
@@ -139,12 +179,6 @@ def _exact_float(value: float) -> Any:
 
 def _rough_float(value: float) -> str:
     return f"{value:.{FLOAT_DIGITS}g}"
-
-
-def _has_float(kind: pa.DataType) -> bool:
-    if pa.types.is_floating(kind):
-        return True
-    return any(_has_float(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _converter(kind: pa.DataType, of_float: Convert) -> Convert | None:

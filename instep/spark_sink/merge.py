@@ -5,8 +5,9 @@ In the driver, in one transaction of the target database:
 1. Lock the sink's row. A run that is not known takes the next epoch; an older one is fenced.
 2. Decide whether the batch is applied, skipped or refused (`decision.py`).
 3. Take the rows from the messages of the tasks, and those that they staged. Count the staged ones.
-4. Decode the rows of each table as a pipeline decodes records. Without an order, a key occurs once.
-5. Write them through the pipeline's write path (`pipeline/apply/rows.py`), under key and guard.
+4. Read the rows of each table in columns (`typed_rows.py`). Rows that need more than that are
+   decoded as a pipeline decodes records. Without an order, a key occurs once.
+5. Write them through the pipeline's write path (`pipeline/apply`), under key and guard.
 6. Keep refused rows in quarantine, or refuse the batch, as `on_error` says.
 7. Advance the sink's row by compare-and-set, and keep what identifies the batch.
 8. Commit. On any error everything is rolled back.
@@ -18,11 +19,13 @@ its rows in another order when it repeats it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 import msgspec
+import pyarrow as pa
 
 from instep import errors
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
@@ -33,10 +36,13 @@ from instep.sinks.batches import Batches, StoredBatch, StoredSink
 from instep.sinks.sink import Sink
 from instep.spark_sink import decision, encoding, quarantine
 from instep.spark_sink.decision import BatchStep, IncomingBatch
-from instep.spark_sink.definition import SinkDefinition
+from instep.spark_sink.definition import SinkDefinition, SinkTable
+from instep.spark_sink.typed_rows import TypedReader
 
 PARTITION = 0  # in quarantine: rows of a sink have numbers in place of offsets
-ROWS_AT_ONCE = 50_000
+ROWS_AT_ONCE = 500_000
+BYTES_AT_ONCE = 32 * 1024 * 1024
+RECORDS_AT_ONCE = 50_000  # of rows that cannot be written in columns
 OUTRUN_MAX = 3
 REFUSED_SHOWN = 3
 
@@ -58,6 +64,27 @@ class MergeResult(msgspec.Struct, frozen=True):
     step: BatchStep
     rows: int = 0
     quarantined: int = 0
+
+
+class _WaitingRows:
+    """Rows of one table that are not written yet, with the number of the first of each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, pa.RecordBatch]] = []
+        self.count = self.size = 0
+
+    def add(self, first: int, batch: pa.RecordBatch) -> None:
+        """Add rows whose numbers begin with `first`."""
+        self.batches.append((first, batch))
+        self.count += batch.num_rows
+        self.size += batch.nbytes
+
+    def records(self, table: SinkTable) -> Iterator[tuple[Record, bool]]:
+        """Yield the rows as records, and whether each deletes its key."""
+        for first, batch in self.batches:
+            rows = encoding.json_rows(batch, table)
+            for number, (row, is_delete) in enumerate(rows, start=first):
+                yield Record(number, -1, b"", row), is_delete
 
 
 class Merge:
@@ -83,7 +110,11 @@ class Merge:
         self._batch, self._messages = batch, messages
         self._same_tables, self._is_stream = same_tables, is_stream
         self._probe = find_probe()
-        self._decoders = [Decoder(sink.target.mapping, sink.record_bytes_max) for sink in sinks]
+        self._decoders: dict[int, Decoder] = {}  # of tables with rows that need one
+        self._readers = [
+            TypedReader(table, sink.target, sink.record_bytes_max)
+            for table, sink in zip(definition.tables, sinks, strict=True)
+        ]
         self._batches = Batches(sinks[0].connection, definition.name)
         self._isolate_failures = self._stage_first = False
         self._times_outrun = 0
@@ -186,19 +217,18 @@ class Merge:
         self._at(3)
         count = quarantined = 0
         seen: list[set[DocumentId]] = [set() for _ in self._sinks]
-        pending: list[list[tuple[Record, bool]]] = [[] for _ in self._sinks]
+        pending = [_WaitingRows() for _ in self._sinks]
         for chunk in self._chunks():
-            waiting, deletes = pending[chunk.table], set(chunk.deletes)
-            for number, row in enumerate(chunk.rows):
-                record = Record(next_row + count, -1, b"", row)
-                waiting.append((record, number in deletes))
-                count += 1
-            if len(waiting) >= ROWS_AT_ONCE:
+            waiting = pending[chunk.table]
+            for batch in chunk.batches():
+                waiting.add(next_row + count, batch)
+                count += batch.num_rows
+            if waiting.count >= ROWS_AT_ONCE or waiting.size >= BYTES_AT_ONCE:
                 quarantined += self._write_rows(chunk.table, waiting, seen[chunk.table])
-                waiting.clear()
+                pending[chunk.table] = _WaitingRows()
         # Tables in the order in which they are named: a parent before its lines.
         for table, waiting in enumerate(pending):
-            if waiting:
+            if waiting.count:
                 quarantined += self._write_rows(table, waiting, seen[table])
         return MergeResult(BatchStep.APPLY, count, quarantined)
 
@@ -220,14 +250,42 @@ class Merge:
                 for data in self._batches.staged(message.token, message.staged):
                     yield encoding.unpack(data)
 
-    def _write_rows(
+    def _write_rows(self, table: int, waiting: _WaitingRows, seen: set[DocumentId]) -> int:
+        """Write rows of one table; return how many are in quarantine."""
+        self._at(4)
+        if not self._isolate_failures and self._write_typed(table, waiting, seen):
+            return 0
+        found = waiting.records(self._definition.tables[table])
+        quarantined = 0
+        while part := list(itertools.islice(found, RECORDS_AT_ONCE)):
+            quarantined += self._write_records(table, part, seen)
+        return quarantined
+
+    def _write_typed(self, table: int, waiting: _WaitingRows, seen: set[DocumentId]) -> bool:
+        """Write rows in columns; return False, with nothing written, if that is not possible."""
+        sink = self._sinks[table]
+        typed = self._readers[table].read([batch for _, batch in waiting.batches])
+        if typed is None:
+            return False
+        documents: list[DocumentId] = []
+        if not sink.target.rules.ordered:
+            documents = typed.documents()
+            if len(documents) < typed.taken or not seen.isdisjoint(documents):
+                return False
+        self._at(5)
+        if not fast.write_columns(sink, typed, stage_first=self._stage_first):
+            return False
+        seen.update(documents)
+        self._at(6)
+        return True
+
+    def _write_records(
         self, table: int, waiting: Sequence[tuple[Record, bool]], seen: set[DocumentId]
     ) -> int:
-        """Write rows of one table; return how many are in quarantine."""
+        """Write rows as records; return how many are in quarantine."""
         sink = self._sinks[table]
-        self._at(4)
         records = [record for record, _ in waiting]
-        events, dead = self._decoders[table].decode_all(records)
+        events, dead = self._decoder(table).decode_all(records)
         deletes = {record.offset for record, is_delete in waiting if is_delete}
         if deletes:
             events = [
@@ -256,6 +314,12 @@ class Merge:
                 PARTITION, [(one, by_offset[one.event.offset]) for one in parked], now
             )
         return len(dead) + len(parked)
+
+    def _decoder(self, table: int) -> Decoder:
+        if table not in self._decoders:
+            sink = self._sinks[table]
+            self._decoders[table] = Decoder(sink.target.mapping, sink.record_bytes_max)
+        return self._decoders[table]
 
     def _at(self, step: int) -> None:
         batch_id = self._batch.batch_id

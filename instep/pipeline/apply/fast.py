@@ -18,7 +18,7 @@ from instep.document import guard
 from instep.document.decoding import Event
 from instep.document.guard import DocumentId, Reduced, Stored, Verdict
 from instep.sinks.sink import Sink
-from instep.sinks.target_table import StagedRow
+from instep.sinks.target_table import StagedColumns, StagedRow
 
 PESSIMISTIC_BATCHES = 100  # after a batch with late rows
 
@@ -49,7 +49,7 @@ def write(
     if reduced is None:
         return None
     any_deleted = any_deleted and rules.ordered
-    if not stage_first and sink.table.is_optimistic(reduced):
+    if not stage_first and sink.table.is_optimistic(len(reduced.latest)):
         late = _late_of_several(sink, reduced, any_deleted)
         if late is None:
             return None
@@ -66,6 +66,36 @@ def write(
     if written is not None:
         sink.table.check_written(written, expected_rows)
     return verdicts
+
+
+def write_columns(sink: Sink, staged: StagedColumns, *, stage_first: bool = False) -> bool:
+    """Write documents of which only the newest row matters, because nobody asks for verdicts.
+
+    Return False, with nothing written, if they need another path. Raise LateRows as `write` does.
+    """
+    table, rules = sink.table, sink.target.rules
+    if not table.may_upsert or rules.missing != "insert" or rules.transitions:
+        return False
+    special = sink.journal.special_documents()
+    if special.any_parked or (special.any_deleted and rules.ordered):
+        return False
+    if not stage_first and table.is_optimistic(len(staged)):
+        written = table.upsert_columns(staged)
+        if written != len(staged):
+            table.expect_late_rows(0 if written is None else PESSIMISTIC_BATCHES)
+            raise LateRows
+        return True
+    table.fill_stage_columns(staged)
+    late = 0
+    for row in table.late_rows():
+        _, (value,) = table.split_key(row)
+        if table.order_value(value) is None:
+            return False
+        late += 1
+    written = table.upsert_stage()
+    if written is not None:
+        table.check_written(written, len(staged) - late)
+    return True
 
 
 def _verdicts(

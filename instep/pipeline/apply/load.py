@@ -180,7 +180,7 @@ class LoadTransaction(BatchTransaction):
         if not (rules.ordered and table.guard is not None and table.may_upsert and self._events):
             return None
         reduced = guard.reduce(self._events, rules)
-        if reduced is None or reduced.first or not table.is_optimistic(reduced):
+        if reduced is None or reduced.first or not table.is_optimistic(len(reduced.latest)):
             return None
         return reduced
 
