@@ -24,6 +24,7 @@ from instep.operate.status import PipelineStatus
 from instep.pipeline.apply.maintenance import MaintenanceSession
 
 KAFKA_TIMEOUT_S = 5.0
+IDLE_CLIENTS_MAX = 4  # readers, and others, that are kept for the next page
 RESULTS_MAX = 200
 CACHED_MAX = 100
 NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
@@ -168,5 +169,7 @@ class Workspace:
             return None
         with self._lock:
             if address not in self._clusters:
-                self._clusters[address] = Cluster(self.declared.kafka, address, KAFKA_TIMEOUT_S)
+                self._clusters[address] = Cluster(
+                    self.declared.kafka, address, KAFKA_TIMEOUT_S, idle_max=IDLE_CLIENTS_MAX
+                )
             return self._clusters[address]

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[a
 
 from instep import certificates, errors, settings
 from instep.kafka import faults
+from instep.kafka.client_pool import ClientPool, Loan
 
 TIMEOUT_S = 10.0
 POLL_S = 0.05  # so short that Ctrl-C and a refusal are noticed
@@ -55,6 +56,7 @@ COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
 # What brokers answer to a commit: the error of the whole request, and that of each partition.
 CommitAnswers = list[tuple[KafkaError | None, list[TopicPartition]]]
 
+Client = TypeVar("Client")
 Result = TypeVar("Result")
 
 
@@ -134,8 +136,13 @@ class Cluster:
         bootstrap: str,
         timeout_s: float = TIMEOUT_S,
         extra_config: Mapping[str, Any] | None = None,
+        *,
+        idle_max: int = 0,
     ) -> None:
-        """Take `further` settings of librdkafka that the settings file does not have."""
+        """Take settings of librdkafka that the settings file does not have.
+
+        `idle_max` clients of each kind are kept for the next request, until `close`.
+        """
         self.kafka = kafka
         self.bootstrap = bootstrap
         self.identity = faults.identity(kafka.security)
@@ -158,6 +165,8 @@ class Cluster:
         self._reader: Consumer | None = None
         self._committers: dict[str, tuple[Consumer, CommitAnswers]] = {}
         self._retired: list[object] = []
+        self._idle_max = idle_max
+        self._pools: dict[str, ClientPool[Any]] = {}
 
     @property
     def admin(self) -> AdminClient:
@@ -203,6 +212,20 @@ class Cluster:
         given = {name.replace("_", "."): value for name, value in config.items()}
         scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level, **given})
         return scanner
+
+    def pool(
+        self, kind: str, make: Callable[[], Client], close: Callable[[Client], None]
+    ) -> ClientPool[Client]:
+        """Return the pool of a kind of clients of this cluster."""
+        with self._lock:
+            if kind not in self._pools:
+                self._pools[kind] = ClientPool(make, close, self._idle_max)
+            return self._pools[kind]
+
+    def lend_scanner(self, committed: bool = True) -> Loan[Consumer]:
+        """Lend a reader that reads ahead. It has no partitions, and must be left without any."""
+        kind = "read_committed" if committed else "read_uncommitted"
+        return self.pool(kind, lambda: self.scanner(committed), Consumer.close).lend()
 
     def wait(
         self, future: concurrent.futures.Future[Result], operation: faults.Operation
@@ -331,6 +354,9 @@ class Cluster:
             # Another thread may still wait for a future of the old client, which must outlive it.
             self._retired = [*self._retired, self._admin, self._reader][-RETIRED_MAX:]
             self._admin, self._reader = None, None
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.discard_idle()
 
     def close(self) -> None:
         """Close all clients."""
@@ -339,6 +365,9 @@ class Cluster:
             admin, self._admin = self._admin, None
             reader, self._reader = self._reader, None
             committers, self._committers = self._committers, {}
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
         for committer, _ in committers.values():
             committer.close()
         if reader is not None:

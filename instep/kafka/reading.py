@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import errors
 from instep.kafka import connection, faults, offsets
+from instep.kafka.client_pool import Loan
 from instep.kafka.offsets import LogRecord
 
 RECORDS_PER_POLL = 1_000
@@ -36,7 +38,7 @@ def messages(
     committed: bool = True,
     finished: Collection[int] = (),
 ) -> Iterator[tuple[int, Message]]:
-    """Return messages of ranges; the caller adds a partition to `enough` to stop reading it."""
+    """Return messages of ranges; the caller adds a partition to `finished` to stop reading it."""
     ends = offsets.latest(cluster, topic, ranges, committed)
     ends_left = {
         part: min(end, ends[part])
@@ -53,12 +55,11 @@ def messages(
     operation = dataclasses.replace(
         cluster.operation(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S
     )
-    scanner = cluster.scanner(committed)
-    try:
-        scanner.assign(topic_partitions)
+    with _assigned(cluster, topic_partitions, committed) as loan:
         received_at = time.monotonic()
+        batch = _first_batch(loan, topic_partitions)
         while ends_left:
-            for message in scanner.consume(RECORDS_PER_POLL, connection.POLL_S):
+            for message in batch:
                 received_at = time.monotonic()
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if partition not in ends_left:
@@ -68,11 +69,11 @@ def messages(
                     if offset < ends_left[partition]:
                         yield partition, message
                     if offset >= ends_left[partition] - 1 or partition in finished:
-                        _finish(scanner, topic, partition, ends_left)
+                        _finish(loan.client, topic, partition, ends_left)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # A range may end in transaction markers or aborted records, which are not
                     # delivered. Then only the end of the partition shows that it is finished.
-                    _finish(scanner, topic, partition, ends_left)
+                    _finish(loan.client, topic, partition, ends_left)
                 else:
                     raise_if_permanent(cluster, topic, partition, error, operation, received_at)
             if (
@@ -80,8 +81,48 @@ def messages(
                 or time.monotonic() - received_at > SILENCE_S
             ):
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, received_at)
-    finally:
-        scanner.close()
+            batch = _batch(loan.client) if ends_left else []
+
+
+@contextmanager
+def _assigned(
+    cluster: connection.Cluster, topic_partitions: list[TopicPartition], committed: bool
+) -> Iterator[Loan[Consumer]]:
+    """Lend a reader with these partitions; without them, it can be lent again."""
+    with cluster.lend_scanner(committed) as loan:
+        loan.client.assign(topic_partitions)
+        try:
+            yield loan
+        finally:
+            loan.client.unassign()
+
+
+def _first_batch(loan: Loan[Consumer], topic_partitions: list[TopicPartition]) -> list[Message]:
+    """Return the first messages of a reader that was kept; none of a new one.
+
+    A topic or a broker may have been replaced since it was used. So if its first answer is an
+    error or does not come, a new reader takes its place.
+    """
+    deadline = time.monotonic() + connection.SILENCE_S
+    while not loan.is_new:
+        batch = _batch(loan.client)
+        problems = [message.error() for message in batch]
+        has_failed = any(one and one.code() != KafkaError._PARTITION_EOF for one in problems)
+        if batch and not has_failed:
+            return batch
+        if has_failed or time.monotonic() > deadline:
+            loan.replace()
+            loan.client.assign(topic_partitions)
+    return []
+
+
+def _batch(scanner: Consumer) -> list[Message]:
+    """Wait for a message, and return it with those that have arrived already.
+
+    A request for many would wait until all of them have arrived, or the whole time.
+    """
+    first = scanner.poll(connection.POLL_S)
+    return [] if first is None else [first, *scanner.consume(RECORDS_PER_POLL, 0)]
 
 
 def follow(

@@ -75,6 +75,20 @@ class AdminExtras:
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin
+        self.is_broken = False  # whether a request got no answer
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def _or_none(self, request: Callable[[], Result]) -> Result | None:
+        from kafka import errors as client_errors
+
+        try:
+            return request()
+        except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
+            log.debug("the cluster does not answer: %r", failure)
+            self.is_broken |= not isinstance(failure, client_errors.BrokerResponseError)
+            return None
 
     def log_dirs(self, topics: Collection[str] | None = None) -> list[LogDir] | None:
         """Return every log directory with the replicas of these topics, or of all."""
@@ -87,7 +101,7 @@ class AdminExtras:
                 for log_dir in broker["log_dirs"]
             ]
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def setting(self, topics: Collection[str], name: str) -> dict[str, str] | None:
         """Return one setting of many topics; librdkafka reads all settings, which takes longer."""
@@ -101,7 +115,7 @@ class AdminExtras:
             answer = self._admin.describe_configs(resources, config_filter="all")["topic"]
             return {topic: values[name]["value"] for topic, values in answer.items()}
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
         """Return the eligible leader replicas (ELR): not in sync, but electable without loss."""
@@ -114,11 +128,11 @@ class AdminExtras:
                 for name, p in parts
             }
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def racks(self) -> dict[int, str | None] | None:
         """Return the rack of each broker."""
-        return _or_none(
+        return self._or_none(
             lambda: {
                 broker["broker_id"]: broker["rack"]
                 for broker in self._admin.describe_cluster()["brokers"]
@@ -154,7 +168,7 @@ class AdminExtras:
                 for producer in state.active_producers
             ]
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def open_transactions(
         self, topic: str, partitions: Collection[int]
@@ -177,7 +191,7 @@ class AdminExtras:
                 if producer.current_transaction_start_offset >= 0
             ]
             producer_ids = {producer.producer_id for _, producer in producers}
-            transactions = _or_none(lambda: self._transactions(producer_ids)) or {}
+            transactions = self._or_none(lambda: self._transactions(producer_ids)) or {}
             found = []
             for partition, producer in producers:
                 transactional_id, since_ms = transactions.get(
@@ -195,7 +209,7 @@ class AdminExtras:
                 )
             return found
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def _transactions(self, producers: Collection[int]) -> dict[int, tuple[str, int]]:
         """Return transactional id and start time by producer id, as far as coordinators know."""
@@ -231,7 +245,7 @@ class AdminExtras:
                 clock_ms / 1000 if clock_ms > 0 else None,
             )
 
-        return _or_none(request)
+        return self._or_none(request)
 
     def reassign(self, topic: str, replicas: Mapping[int, list[int]]) -> dict[int, int]:
         """Move partitions to these brokers; return the error code of each, 0 if accepted."""
@@ -257,7 +271,7 @@ class AdminExtras:
             self._admin.elect_leaders(UNCLEAN_ELECTION, {topic: [partition]})
             return True
 
-        return _or_none(request) or False
+        return self._or_none(request) or False
 
     def features(self) -> dict[str, int] | None:
         """Return the finalized features of the cluster and their levels."""
@@ -270,27 +284,37 @@ class AdminExtras:
                 if "finalized" in levels
             }
 
-        return _or_none(request)
+        return self._or_none(request)
 
 
 @contextmanager
 def connect(cluster: connection.Cluster) -> Iterator[AdminExtras | None]:
-    """Open a second client to the cluster; None if it does not accept one."""
+    """Lend a second client to the cluster; None if it does not accept one."""
     from kafka import errors as client_errors
-    from kafka.admin import KafkaAdminClient
 
+    pool = cluster.pool("extras", lambda: _open(cluster), AdminExtras.close)
     try:
-        # Only brokers that are up: kafka-python waits for an address that does not answer.
-        brokers = cluster.metadata(cluster.operation("look for the brokers")).brokers.values()
-        bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
-        admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
+        loan = pool.lend()
+        # the brokers that a kept client knows may be gone
+        if not loan.is_new and loan.client.racks() is None:
+            loan.replace()
     except (client_errors.KafkaError, errors.InstepError, OSError):
         yield None
         return
-    try:
-        yield AdminExtras(admin)
-    finally:
-        admin.close()
+    with loan:
+        yield loan.client
+        loan.is_kept = not loan.client.is_broken
+
+
+def _open(cluster: connection.Cluster) -> AdminExtras:
+    from kafka.admin import KafkaAdminClient
+
+    # Only brokers that are up: kafka-python waits for an address that does not answer.
+    brokers = cluster.metadata(cluster.operation("look for the brokers")).brokers.values()
+    bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+    return AdminExtras(
+        KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
+    )
 
 
 def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> dict[str, Any]:
@@ -328,13 +352,3 @@ def _log_dir(broker: int, description: Mapping[str, Any]) -> LogDir:
         for size in (description.get("total_bytes", -1), description.get("usable_bytes", -1))
     )
     return LogDir(broker, description["log_dir"], total, free, replicas, description["error_code"])
-
-
-def _or_none(request: Callable[[], Result]) -> Result | None:
-    from kafka import errors as client_errors
-
-    try:
-        return request()
-    except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
-        log.debug("the cluster does not answer: %r", failure)
-        return None
