@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from instep import errors, settings
 from instep.document.showing import counted
-from instep.kafka import configs, connection, layout
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, configs, connection, layout
 from instep.local import broker, ports
 from instep.local.proxy import Proxy
 from instep.waiting import wait_until

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from instep.document.showing import counted
-from instep.kafka import connection, offsets
-from instep.kafka.admin import admin_extras
-from instep.kafka.admin.admin_extras import OpenTransaction
+from instep.kafka import admin_extras, connection, offsets
+from instep.kafka.admin_extras import OpenTransaction
 from instep.kafka.offsets import TopicPartitionPair
 
 

@@ -1,7 +1,7 @@
 """Connect to a cluster: the settings for each client, and one `Cluster` that owns the clients.
 
 Two clients read the same topic, with different names of settings: librdkafka (ours) and Java's
-(Spark's). A third client is in `admin/admin_extras.py`.
+(Spark's). A third client is in `admin_extras.py`.
 """
 
 from __future__ import annotations

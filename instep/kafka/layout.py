@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from instep import errors
 from instep.document.showing import counted
-from instep.kafka import configs, connection
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, configs, connection
 from instep.waiting import wait_until
 
 INTERNAL = "__"

@@ -19,8 +19,8 @@ import msgspec
 import psutil
 
 from instep import errors, extras, settings
-from instep.kafka import faults, groups, layout, offsets
-from instep.kafka.admin import admin_extras, consumer_groups
+from instep.kafka import admin_extras, faults, groups, layout, offsets
+from instep.kafka.admin import consumer_groups
 from instep.kafka.connection import Cluster
 from instep.local import artifacts, java, local_servers, paths, ports, registry
 from instep.sinks import facts, target

@@ -21,6 +21,7 @@ from instep.document import partition as hashing
 from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
 from instep.kafka import (
+    admin_extras,
     configs,
     groups,
     layout,
@@ -30,7 +31,7 @@ from instep.kafka import (
     record_writer,
     topics,
 )
-from instep.kafka.admin import admin_extras, consumer_groups
+from instep.kafka.admin import consumer_groups
 from instep.kafka.connection import Cluster
 from instep.relay import position as relay_positions
 from instep.sinks import facts, inspection, target

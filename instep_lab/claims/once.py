@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from instep.kafka import offsets
-from instep.kafka.admin import admin_extras
-from instep.kafka.admin.admin_extras import ProducerState
+from instep.kafka import admin_extras, offsets
+from instep.kafka.admin_extras import ProducerState
 from instep.local.proxy import NetworkFault
 from instep.waiting import wait_until
 from instep_lab import bounds, checkers, history

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from instep import errors
-from instep.kafka import layout, offsets
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, layout, offsets
 from instep.waiting import wait_until
 from instep_lab import checkers, history
 from instep_lab.checkers import Record

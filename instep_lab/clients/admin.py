@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
 )
 
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras
 from instep.kafka.connection import Cluster
 
 if TYPE_CHECKING:

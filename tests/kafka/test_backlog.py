@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from instep.kafka import backlog, connection
-from instep.kafka.admin.admin_extras import OpenTransaction
+from instep.kafka.admin_extras import OpenTransaction
 from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.offsets import LogRecord
 from tests.support.open_transaction import hanging_transaction

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from instep import settings
-from instep.kafka import connection, offsets, reading, topics
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, connection, offsets, reading, topics
 from instep.kafka.client_pool import ClientPool
 from instep.local.broker import LocalCluster
 from tests.support.waiting import wait_until

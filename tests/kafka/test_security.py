@@ -13,8 +13,7 @@ import pytest
 
 from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
-from instep.kafka import connection, groups, handshake, offsets, reading, topics
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, connection, groups, handshake, offsets, reading, topics
 from instep.local import ports
 from tests.kafka import tools
 from tests.support import secured

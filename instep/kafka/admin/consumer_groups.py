@@ -17,8 +17,7 @@ from confluent_kafka import KafkaError
 
 from instep import errors, settings
 from instep.document.showing import counted
-from instep.kafka import backlog, connection, faults, groups, offsets, topics
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, backlog, connection, faults, groups, offsets, topics
 from instep.kafka.offsets import TopicPartitionPair
 
 NEVER_COMMITTED = "never committed: counted from its first record"

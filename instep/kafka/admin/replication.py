@@ -11,8 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from instep import errors
 from instep.document.showing import counted
-from instep.kafka import connection, layout, topics
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, connection, layout, topics
 
 POLL_S = 0.5
 REPORT_EVERY_S = 10.0

@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from instep import errors
-from instep.kafka import configs, connection, layout, offsets, topics
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, configs, connection, layout, offsets, topics
 
 CLEANUP = "cleanup.policy"
 

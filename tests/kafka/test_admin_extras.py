@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from instep.kafka import configs, connection
-from instep.kafka.admin import admin_extras
+from instep.kafka import admin_extras, configs, connection
 from instep.kafka.configs import ConfigValue
 from tests.support.waiting import wait_until
 
