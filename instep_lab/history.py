@@ -238,6 +238,12 @@ def around_unread(
     return _lines(history, {mine[0], *before[-neighbours:], *after[:neighbours]})
 
 
+def excerpt(history: Sequence[ClientOperation], chosen: Iterable[ClientOperation]) -> list[str]:
+    """Return chosen operations of a history as lines, by time."""
+    wanted = {id(one) for one in chosen}
+    return _lines(history, (index for index, one in enumerate(history) if id(one) in wanted))
+
+
 def _of_record(history: Sequence[ClientOperation], record: str) -> list[int]:
     return [
         index

@@ -402,6 +402,10 @@ class Scenario:
         """Record an operation that no client in `clients/` performed."""
         self._history_writer.note(operation)
 
+    def note_fault(self, what: str) -> None:
+        """Record a fault, or its end, so that an example shows it between the operations."""
+        self.note(ClientOperation(kind=OperationKind.FAULT, note=what))
+
     def history(self) -> list[ClientOperation]:
         """Return all operations of the scenario's clients so far, by time."""
         return history.merge(history.read(file) for file in (self._file, *self._parts))

@@ -518,3 +518,4 @@ def exactly_once_without_two_phases(trial: Trial) -> None:
     for name in enough:
         one = series[name]
         trial.statement(f"{name}: rows are lost or repeated", one.lost + one.repeated > 0, str(one))
+    crashes.show_examples(trial, series.values())

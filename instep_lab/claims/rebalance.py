@@ -204,6 +204,7 @@ def failing_synchronous_commit(trial: Trial) -> None:
             one.commit_after is not None and one.commit_after.outcome is OperationStatus.FAIL
             for one in each
         ]
+        _show_failed_commit(trial, library, each[0])
         first = positions[str(library)]
         trial.statement(
             "a synchronous commit without offsets covers everything that poll returned",
@@ -218,6 +219,28 @@ def failing_synchronous_commit(trial: Trial) -> None:
             f"{', '.join(errors_)}, after {bounds.describe(sum(failed), len(failed), 'hang')}",
             client=library,
         )
+
+
+def _show_failed_commit(trial: Trial, library: Library, hang: HangEffect) -> None:
+    """Show the failed commit of a member that hung, with what both members did before."""
+    operations = hang.scenario.history()
+    commits = list(history.of(operations, OperationKind.COMMIT, None))
+    of_first = [one for one in commits if one.member == FIRST]
+    until = next((at for at, one in enumerate(of_first) if one == hang.commit_after), 0)
+    of_second = [one for one in commits if one.member == SECOND]
+    moved = (OperationKind.FAULT, OperationKind.ASSIGN, OperationKind.REVOKE)
+    trial.show(
+        f"a commit fails after the partition was taken away, with {library}",
+        history.excerpt(
+            operations,
+            [
+                *(one for one in operations if one.kind in moved),
+                *of_first[max(0, until - 2) : until + 1],
+                *of_second[:2],
+                *of_second[-1:],
+            ],
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from instep import errors
 from instep.kafka import topics
 from instep.kafka.admin import topic_admin
 from instep.report.tables import Cell
-from instep_lab import history
+from instep_lab import checkers, history
 from instep_lab.claim import experiment
 from instep_lab.claims import starting
 from instep_lab.claims.starting import PARTITIONS, Places, Reading, StartClient, shown
@@ -243,11 +243,23 @@ def offset_removed_by_retention(trial: Trial) -> None:
                 evidence,
                 client=client.library,
             )
+    earliest, *_ = plans[StartClient(Library.JAVA)]
+    _show_skipped(trial, scenario, earliest.group, committed)
     trial.table(
         f"After the loss: committed {shown(committed)}, log from {shown(firsts)} to {shown(ends)}",
         ["client", "auto.offset.reset", "began at", "read", "error"],
         rows,
     )
+
+
+def _show_skipped(trial: Trial, scenario: Scenario, group: str, committed: Places) -> None:
+    """Show a record that retention removed before a group came back for it."""
+    after_commit = [
+        one
+        for one in scenario.history()
+        if one.kind is not OperationKind.SEND or (one.offset or 0) >= committed[one.partition or 0]
+    ]
+    trial.example(scenario, checkers.unread(after_commit, group), unread_by=group)
 
 
 def _expire(trial: Trial, topic: str, committed: Places) -> None:

@@ -395,6 +395,7 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         for acks, scenario in scenarios.items():
             both_in_sync[acks] += _send_from(trial, scenario, topics[acks], acks, 0, count)[0]
         trial.kill(follower)
+        scenarios["1"].note_fault("the follower is killed")
         trial.wait(
             lambda topics=topics, leader=leader: all(  # type: ignore[misc]
                 senders.in_sync(trial, topic) == {leader} for topic in topics.values()
@@ -413,9 +414,11 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         trial.restart(follower)
         for topic in topics.values():
             trial.cluster.wait_in_sync(topic)
+        scenarios["1"].note_fault("the follower is back and in sync")
         trial.read_topics(to_read)
         for acks, scenario in scenarios.items():
             stored[acks] += _read_from(scenario, "reader", count)
+        _show_held_back(trial, scenarios["1"], count)
     total = kills * count
     errors_ = {acks: ", ".join(sorted(seen)) or "no error" for acks, seen in notes.items()}
     trial.table(
@@ -456,6 +459,34 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         readable["1"] == 0 and stored["1"] > 0,
         f"{readable['1']} of {stored['1']} readable immediately, all of them later",
         on=Dependence.RELEASE,
+    )
+
+
+def _show_held_back(trial: Trial, scenario: Scenario, first: int) -> None:
+    """Show the first record that was acknowledged, and readable only with the follower."""
+    operations = scenario.history()
+    early = list(history.of(operations, OperationKind.READ, group="meanwhile"))
+    seen = {one.record for one in early}
+    held = next(
+        (
+            one
+            for one in history.of(operations, OperationKind.SEND)
+            if (one.number or 0) >= first and one.record not in seen
+        ),
+        None,
+    )
+    if held is None:
+        return
+    of_record = [one for one in operations if one.record == held.record]
+    faults = history.of(operations, OperationKind.FAULT)
+    ends = [
+        one
+        for one in operations
+        if one.group == "meanwhile" and one.kind in (OperationKind.POSITION, OperationKind.END)
+    ]
+    trial.show(
+        f"readable only when the follower is back: {held.key}#{held.number}",
+        history.excerpt(operations, [*faults, *of_record, *early[-3:], *ends]),
     )
 
 

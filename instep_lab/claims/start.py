@@ -221,7 +221,7 @@ def new_group_with_earliest(trial: Trial) -> None:
         trial.statement(
             f"{protocol}: everything is read",
             found.count == published + new,
-            f"{found.count:,} of {published:,} old and {new:,} new",
+            f"{found.count:,} of {published + new:,}: {published:,} old and {new:,} new",
         )
     total = count + len(trial.cluster.protocols) * new
     first = topics.trim(trial.cluster.kafka, topic, starting.log_middle(trial, topic))

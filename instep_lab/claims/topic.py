@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +24,7 @@ from instep_lab.claims import senders
 from instep_lab.clients import admin, bulk
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
-from instep_lab.history import OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 from instep_lab.joining import TwoBrokers
 from instep_lab.trial import Scenario, Trial, spread
 
@@ -432,6 +432,8 @@ class FrozenFollower:
     seen_later: int
     usual_s: float
     watched_s: float
+    record: str
+    operations: Sequence[str]
 
     @property
     def described_ends(self) -> str:
@@ -476,6 +478,7 @@ def high_watermark(trial: Trial) -> None:
         for number in trial.rounds(1, FREEZES)
     ]
     last = found[-1]
+    trial.show(f"readable only when the follower is resumed: {last.record}", last.operations)
     held = [one for one in found if one.follower in one.in_sync]
     trial.control(
         "the leader had stored and acknowledged the records",
@@ -558,6 +561,7 @@ def _behind_frozen_follower(trial: Trial, scenario: Scenario, *, until_out: bool
         usual_s = time.monotonic() - began
         trial.wait(lambda: set(ends().values()) == {BEHIND}, "all replicas to have the records")
         trial.freeze(follower)
+        scenario.note_fault("the follower is frozen")
         try:
             scenario.publish(sending, connection)
             began = time.monotonic()
@@ -572,14 +576,15 @@ def _behind_frozen_follower(trial: Trial, scenario: Scenario, *, until_out: bool
             seen, watched_s = reader.read - BEHIND, time.monotonic() - began
             ended, members = ends(), admin.in_sync_by(connection, topic)
         finally:
+            scenario.note_fault("the follower is resumed")
             trial.thaw(follower)
         trial.wait(lambda: reader.read == 2 * BEHIND, "the reader to have everything")
         later = reader.read - BEHIND
+    operations = scenario.history()
     answered = [
-        one
-        for one in history.of(scenario.history(), OperationKind.SEND)
-        if one.member == sending.member
+        one for one in history.of(operations, OperationKind.SEND) if one.member == sending.member
     ]
+    record, around = _around_first(operations, answered)
     trial.cluster.wait_in_sync(topic)
     return FrozenFollower(
         leader,
@@ -592,6 +597,24 @@ def _behind_frozen_follower(trial: Trial, scenario: Scenario, *, until_out: bool
         later,
         usual_s,
         watched_s,
+        record,
+        around,
+    )
+
+
+def _around_first(
+    operations: Sequence[ClientOperation], answered: Sequence[ClientOperation]
+) -> tuple[str, list[str]]:
+    """Return the first record that was sent during a freeze, with what happened around it."""
+    if not answered:
+        return "", []
+    first = answered[0]
+    reads = list(history.of(operations, OperationKind.READ))
+    places = [index for index, one in enumerate(reads) if one.record == first.record]
+    near = reads[max(0, places[0] - 3) : places[0] + 4] if places else reads[-3:]
+    faults = history.of(operations, OperationKind.FAULT)
+    return f"{first.key}#{first.number}", history.excerpt(
+        operations, [*answered[:3], *faults, *near]
     )
 
 
@@ -835,6 +858,7 @@ def high_watermark_of_all_replicas(trial: Trial) -> None:
         f"in {sum(lacking)} of {len(found)} freezes;"
         f" log ends: {last.described_ends}; in sync: {list(last.in_sync)}",
     )
+    trial.show(f"read before a replica has it: {last.record}", last.operations)
     seen = [one.seen_frozen for one in found]
     # That nothing was read may have another reason, such as a busy machine.
     trial.statement(

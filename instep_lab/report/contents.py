@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,7 +260,7 @@ def settings(section: Section) -> list[tuple[str, str]]:
 def client_settings(section: Section) -> list[ClientSettings]:
     """Return what the lab set for each kind of client, alike clients in one line."""
     scenarios: dict[tuple[str, str], list[str]] = {}
-    for scenario, one in _clients(section.settings):
+    for scenario, one in _measured_apart(_clients(section.settings)):
         found = (_client_name(one), ", ".join(_changed(one)))
         if found[1]:
             scenarios.setdefault(found, []).append(scenario)
@@ -295,6 +295,22 @@ def _clients(stored: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for scenario, value in stored.items():
         for one in value if isinstance(value, list) else [value]:
             yield scenario, one
+
+
+def _measured_apart(clients: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield each producer of a measurement as a client of its own, and other clients as they are.
+
+    The scenario of such a producer is its variant.
+    """
+    for scenario, one in clients:
+        if not isinstance(one, dict) or not isinstance(one.get("variants"), list):
+            yield scenario, one
+            continue
+        for variant in one["variants"]:
+            yield (
+                variant["name"],
+                {"type": "publish", "library": one.get("library"), **variant},
+            )
 
 
 def _client_name(plan: Any) -> str:

@@ -289,3 +289,9 @@ def test_records_that_a_group_did_not_read_are_found() -> None:
 
 def test_nothing_is_around_a_record_that_nobody_mentions() -> None:
     assert history.around([send("k1", 0)], "k9#9") == []
+
+
+def test_chosen_operations_are_shown_by_time_each_once() -> None:
+    operations = [send("k1", number) for number in range(4)]
+    lines = history.excerpt(operations, [operations[3], operations[1], operations[3]])
+    assert [line.split()[-1] for line in lines] == ["k1#1", "k1#3"]

@@ -328,6 +328,19 @@ def test_client_settings_are_listed_once_for_all_clients_that_share_them() -> No
     ]
 
 
+def test_the_producers_of_a_measurement_are_listed_one_by_one() -> None:
+    variants = [
+        {"name": "fast", "count": 9, "config": {"linger.ms": 0}, "mode": "callback"},
+        {"name": "slow", "count": 9, "config": {"linger.ms": 5}, "mode": "wait"},
+    ]
+    measuring = {"type": "measure", "library": "Java", "variants": variants, "rounds": 3}
+    section = contents.Section("probe-1", None, None, {"measured, Java": [measuring]}, ())
+    assert contents.client_settings(section) == [
+        contents.ClientSettings("fast", "Java publisher", "linger.ms=0"),
+        contents.ClientSettings("slow", "Java publisher", "linger.ms=5, mode: wait"),
+    ]
+
+
 def test_sources_are_linked_and_unknown_ones_only_named(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     texts = ClaimTexts(
