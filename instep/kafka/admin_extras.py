@@ -289,12 +289,12 @@ class AdminExtras:
 
 @contextmanager
 def connect(cluster: connection.Cluster) -> Iterator[AdminExtras | None]:
-    """Lend a second client to the cluster; None if it does not accept one."""
+    """Borrow a second client to the cluster; None if it does not accept one."""
     from kafka import errors as client_errors
 
     pool = cluster.pool("extras", lambda: _open(cluster), AdminExtras.close)
     try:
-        loan = pool.lend()
+        loan = pool.borrow()
         # the brokers that a kept client knows may be gone
         if not loan.is_new and loan.client.racks() is None:
             loan.replace()

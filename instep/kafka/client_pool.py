@@ -1,4 +1,4 @@
-"""Clients that are lent for one request at a time, and kept for the next one.
+"""Clients that are borrowed for one request at a time, and kept for the next one.
 
 A new client connects, signs in and asks for the brokers before its first answer. A server that
 answers many requests keeps some; a command keeps none, and each client ends with its request.
@@ -25,8 +25,8 @@ class ClientPool(Generic[Client]):
         self._lock = threading.Lock()
         self._idle: list[Client] = []
 
-    def lend(self) -> Loan[Client]:
-        """Lend a client, for a `with` statement."""
+    def borrow(self) -> Loan[Client]:
+        """Return a client, for a `with` statement."""
         return Loan(self)
 
     def take(self) -> Client | None:

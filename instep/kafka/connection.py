@@ -222,10 +222,10 @@ class Cluster:
                 self._pools[kind] = ClientPool(make, close, self._idle_max)
             return self._pools[kind]
 
-    def lend_scanner(self, committed: bool = True) -> Loan[Consumer]:
-        """Lend a reader that reads ahead. It has no partitions, and must be left without any."""
+    def borrow_scanner(self, committed: bool = True) -> Loan[Consumer]:
+        """Borrow a reader that reads ahead. It has no partitions, and must be left without any."""
         kind = "read_committed" if committed else "read_uncommitted"
-        return self.pool(kind, lambda: self.scanner(committed), Consumer.close).lend()
+        return self.pool(kind, lambda: self.scanner(committed), Consumer.close).borrow()
 
     def wait(
         self, future: concurrent.futures.Future[Result], operation: faults.Operation

@@ -88,8 +88,8 @@ def messages(
 def _assigned(
     cluster: connection.Cluster, topic_partitions: list[TopicPartition], committed: bool
 ) -> Iterator[Loan[Consumer]]:
-    """Lend a reader with these partitions; without them, it can be lent again."""
-    with cluster.lend_scanner(committed) as loan:
+    """Borrow a reader with these partitions; without them, it can be borrowed again."""
+    with cluster.borrow_scanner(committed) as loan:
         loan.client.assign(topic_partitions)
         try:
             yield loan

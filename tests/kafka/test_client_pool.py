@@ -41,8 +41,8 @@ def read(cluster: connection.Cluster, topic: str, start: int = 0) -> list[tuple[
     )
 
 
-def lent_scanner(cluster: connection.Cluster) -> object:
-    with cluster.lend_scanner() as loan:
+def scanner_from_pool(cluster: connection.Cluster) -> object:
+    with cluster.borrow_scanner() as loan:
         return loan.client
 
 
@@ -54,13 +54,13 @@ def test_a_reader_is_kept_and_reads_only_what_was_asked(
     for name in names:
         publish(keeping, name)
     expected = {name: read(keeping, name) for name in names}
-    kept = lent_scanner(keeping)
+    kept = scanner_from_pool(keeping)
     for attempt in range(30):
         name, start = names[attempt % 2], attempt % 7
         whole = dict.fromkeys(range(3), (0, 60))
         next(reading.messages(keeping, names[attempt % 3 % 2], whole))
         assert read(keeping, name, start) == [one for one in expected[name] if one[1] >= start]
-    assert lent_scanner(keeping) is kept
+    assert scanner_from_pool(keeping) is kept
 
 
 def test_readers_of_several_threads_are_their_own(
@@ -89,11 +89,11 @@ def test_a_kept_reader_notices_that_a_topic_was_created_again(
 
 
 def test_a_reader_is_not_kept_after_an_error(keeping: connection.Cluster) -> None:
-    kept = lent_scanner(keeping)
-    loan = keeping.lend_scanner()
+    kept = scanner_from_pool(keeping)
+    loan = keeping.borrow_scanner()
     assert loan.client is kept
     loan.__exit__(RuntimeError)
-    assert lent_scanner(keeping) is not kept
+    assert scanner_from_pool(keeping) is not kept
 
 
 def test_clients_work_after_a_restart_of_the_broker() -> None:
@@ -141,7 +141,7 @@ def test_only_some_clients_are_kept_and_none_after_the_end() -> None:
         return made[-1]
 
     pool = ClientPool(make, closed.append, idle_max=2)
-    loans = [pool.lend() for _ in range(4)]
+    loans = [pool.borrow() for _ in range(4)]
     for loan in loans[:3]:
         loan.__exit__(None)
     assert closed == [2]
@@ -152,4 +152,4 @@ def test_only_some_clients_are_kept_and_none_after_the_end() -> None:
 
 
 def test_a_command_keeps_no_client(cluster: connection.Cluster) -> None:
-    assert lent_scanner(cluster) is not lent_scanner(cluster)
+    assert scanner_from_pool(cluster) is not scanner_from_pool(cluster)
