@@ -143,7 +143,7 @@ def live_pipeline(view: PageRequest) -> Part:
         def render() -> str:
             return rendering.render("pipeline_part.html", view=view, **_pipeline_values(view, name))
 
-        return numbers, lambda: view.workspace.cached((name, numbers), 60.0, render)
+        return numbers, lambda: view.workspace.cached(("pipeline", name, numbers), 60.0, render)
 
     return part
 
