@@ -28,7 +28,7 @@ def run(
     again after its transactions were fenced.
     """
     lease = Lease(relay, name)
-    keeper = LeaseKeeper(lease)
+    keeper = LeaseKeeper(name, lease)
     try:
         if not _claimed(lease, name, stop=stop, say=say, progress=progress):
             return

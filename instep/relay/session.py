@@ -39,6 +39,14 @@ INTERVAL_LEAST_S = 0.01  # between the beginnings of two transactions, if there 
 RECONNECT_S = 0.5
 ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
 BYTES_PER_ID = 40  # of a position, at most
+# A server that does not flush every commit loses about a second of them in a crash, and with them
+# renewals. What was published is on disk.
+BEATS_LOST_MAX = 2
+
+OTHER_SOURCE = (
+    "it is another database, its tables were created again, or this relay has stopped before"
+    " because it is older"
+)
 
 Say = Callable[[str], None]
 
@@ -53,38 +61,64 @@ class RelayProgress(msgspec.Struct):
 
 
 class LeaseKeeper:
-    """Renews the lease in a thread of its own."""
+    """Renews the lease in a thread of its own, and notices a source that was restored meanwhile."""
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(self, name: str, lease: Lease) -> None:
+        self._name, self._lease = name, lease
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="instep-relay-lease", daemon=True)
         self.beat = 0
         self.published_rows: int | None = None  # not known before the position is read
-        self.lost: errors.LeaseLost | None = None
+        self._source_id = ""
+        self._is_compared = False
+        self._failure: errors.LeaseLost | errors.SourceRestored | None = None
 
     def start(self) -> None:
-        self.beat = self._lease.renew(self.published_rows)
+        row = self._lease.renew(self.published_rows, is_counted=False)
+        self.beat, self._source_id = row.beat, row.source_id
         self._thread.start()
+
+    def count(self, row: LeaseRow) -> None:
+        """Count renewals from now on: the source was compared with the position."""
+        self.beat, self._is_compared = row.beat, True
+
+    def check(self) -> None:
+        """Raise LeaseLost or SourceRestored if the session must end."""
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Stop, and give the lease back."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self.lost is None:
+        if not isinstance(self._failure, errors.LeaseLost):
             self._lease.release(self.published_rows)
         self._lease.close()
 
     def _run(self) -> None:
         while not self._ended.wait(INTERVAL_S):
+            is_counted = self._is_compared
             try:
-                self.beat = self._lease.renew(self.published_rows)
-            except errors.LeaseLost as lost:
-                self.lost = lost
+                row = self._lease.renew(self.published_rows, is_counted=is_counted)
+                if is_counted:
+                    self._refuse_restored(row)
+                self.beat = max(self.beat, row.beat)
+            except (errors.LeaseLost, errors.SourceRestored) as failure:
+                self._failure = failure
                 return
             except errors.InstepError:
                 continue  # the session meets the same error, or the lease expires
+
+    def _refuse_restored(self, row: LeaseRow) -> None:
+        if row.source_id != self._source_id:
+            raise restored(self._name, OTHER_SOURCE)
+        if row.beat <= self.beat - BEATS_LOST_MAX:
+            raise restored(
+                self._name,
+                f"its lease was renewed {row.beat} times, and {self.beat} times a moment ago",
+                fades=True,
+            )
 
 
 class RelaySession:
@@ -145,8 +179,8 @@ class RelaySession:
 
     def _find_position(self, lease: Lease) -> None:
         """Read the position; a relay that never published gets its first one."""
-        row = lease.read()
         found = position_topic.read(self._cluster, position_topic.of_relay(self._name))
+        row = lease.read()
         if found is not None:
             self._position = positions.decode(found, self._name)
             self._check_topic()
@@ -174,6 +208,7 @@ class RelaySession:
             # Only now may rows be published: a missing position is a loss from here on.
             lease.mark_started()
         self._keeper.published_rows = self._position.rows
+        self._keeper.count(lease.renew(self._position.rows, is_counted=True))
 
     def _check_topic(self) -> None:
         known = self._position
@@ -185,17 +220,13 @@ class RelaySession:
 
     def _check_source(self, row: LeaseRow) -> None:
         if row.source_id != self._position.source_id:
-            raise restored(
-                self._name,
-                "it is another database, its tables were created again, or this relay has stopped"
-                " before because it is older",
-            )
+            raise restored(self._name, OTHER_SOURCE)
         if row.beat < self._position.beat:
             raise restored(
                 self._name,
                 f"its lease was renewed {row.beat} times, and {self._position.beat} times when"
                 " the relay last published",
-                fades=True,  # every process that starts renews the lease
+                fades=True,
             )
 
     # --- publishing ----------------------------------------------------------------------------
@@ -227,8 +258,7 @@ class RelaySession:
         cleaning: Future[None] | None = None
         batch = reader.next(self._limit)
         while not self._stop.is_set():
-            if self._keeper.lost is not None:
-                raise self._keeper.lost
+            self._keeper.check()
             if batch is None:
                 if once:
                     self._writer.complete()  # a pipeline that runs next must see all rows
@@ -331,6 +361,7 @@ class RelaySession:
                 self._topic = topics.describe(self._cluster, self._relay.topic)
                 self._check_topic()
             durable.result()
+            self._keeper.check()
 
         self._writer.commit(positions.encode(following), confirm)
         self._position = following

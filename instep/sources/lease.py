@@ -2,6 +2,10 @@
 
 It only says which process is active; the transactional id in Kafka fences a process that ignores
 it. The lease is a row in the source database, renewed every second. All times are the database's.
+
+The row also counts renewals (`beat`). Each published position has the count of its time, so a
+source with a lower one was restored. Only a process that has compared the two counts: starting a
+relay again and again must not let the count of a restored source catch up.
 """
 
 from __future__ import annotations
@@ -68,21 +72,25 @@ class Lease:
         row = self.read()
         if row.holder not in (None, self.holder) and row.silent_s < self._relay.take_over_s:
             return False
-        return self._update("holder = ?, beat = beat + 1", (self.holder,), "beat = ?", (row.beat,))
+        is_same = "holder IS NULL" if row.holder is None else "holder = ?"
+        holder = () if row.holder is None else (row.holder,)
+        return self._update(
+            "holder = ?", (self.holder,), f"beat = ? AND {is_same}", (row.beat, *holder)
+        )
 
-    def renew(self, published_rows: int | None) -> int:
-        """Renew the lease and return its number; raise LeaseLost if another process has it.
+    def renew(self, published_rows: int | None, *, is_counted: bool) -> LeaseRow:
+        """Renew the lease and return its row; raise LeaseLost if another process has it.
 
         The number of published rows is kept for `instep relay status`, as soon as it is known.
         """
         if not self._update(
-            "beat = beat + 1, published_rows = COALESCE(?, published_rows)",
-            (published_rows,),
+            "beat = beat + ?, published_rows = COALESCE(?, published_rows)",
+            (int(is_counted), published_rows),
             "holder = ?",
             (self.holder,),
         ):
             raise errors.LeaseLost(f"another process of relay {self._name!r} has taken over")
-        return self.read().beat
+        return self.read()
 
     def mark_started(self) -> None:
         """Record that the relay may have published something."""

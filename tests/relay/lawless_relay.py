@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from instep.relay import relay
-from instep.sources.lease import Lease
+from instep.sources.lease import Lease, LeaseRow
 
 MODULE = "tests.relay.lawless_relay"
 
@@ -24,9 +24,9 @@ class LawlessLease(Lease):
     def claim(self) -> bool:
         return True
 
-    def renew(self, published_rows: int | None) -> int:
-        del published_rows
-        return self.read().beat
+    def renew(self, published_rows: int | None, *, is_counted: bool) -> LeaseRow:
+        del published_rows, is_counted
+        return self.read()
 
     def mark_started(self) -> None:
         """Leave the row to the process that has the lease."""

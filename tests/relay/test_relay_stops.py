@@ -16,8 +16,10 @@ from instep.kafka import position_topic, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
+from instep.relay.session import LeaseKeeper
 from instep.sinks import target
 from instep.sources.connection import SourceConnection
+from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxReader
 from tests.relay.restored_servers import (
     SERVERS,
@@ -88,6 +90,52 @@ def test_a_server_with_the_data_of_a_backup_stops_the_relay_for_good(
         assert published(cluster, relay.topic) == before
         reset.execute(name, relay, cluster, "start")
         assert run_once(name, relay, cluster)[0].rows > 0
+
+
+def test_starts_without_a_look_at_the_position_do_not_hide_a_restored_source(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Let processes end between their claim and their look at the position, as without Kafka."""
+    shop = open_shop("postgres")
+    name, relay = shop.name, shop.relay
+    shop.work(2)
+    run_once(name, relay, cluster)
+    run_sql(relay.source, "UPDATE instep_relays SET beat = -1")
+    for _ in range(5):
+        lease = Lease(relay, name)
+        assert lease.claim()
+        keeper = LeaseKeeper(name, lease)
+        keeper.start()
+        keeper.stop()
+    with pytest.raises(errors.SourceRestored, match="its lease was renewed"):
+        run_once(name, relay, cluster)
+
+
+@pytest.mark.parametrize("change", ["beat = beat - 100", "source_id = 'another'"])
+def test_a_source_that_is_restored_under_a_session_stops_it(
+    change: str, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Let connections survive, as when a dump is loaded into the running server."""
+    shop = open_shop("postgres")
+    name, relay = shop.name, shop.relay
+    shop.work(2)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_once(name, relay, cluster, once=False)
+        except errors.SourceRestored as stop:
+            raised.append(stop)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: not difference(shop, cluster, relay.topic), "the first rows")
+    run_sql(relay.source, f"UPDATE instep_relays SET {change}")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert raised
+    with pytest.raises(errors.SourceRestored):
+        run_once(name, relay, cluster)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
