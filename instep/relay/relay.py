@@ -30,9 +30,8 @@ def run(
     lease = Lease(relay, name)
     keeper = LeaseKeeper(name, lease)
     try:
-        if not _claimed(lease, name, stop=stop, say=say, progress=progress):
+        if not _claimed(lease, keeper, name, stop=stop, say=say, progress=progress):
             return
-        keeper.start()
         own = Lease(relay, name)
         own.holder = lease.holder
         try:
@@ -53,17 +52,19 @@ def run(
 
 def _claimed(
     lease: Lease,
+    keeper: LeaseKeeper,
     name: str,
     *,
     stop: threading.Event,
     say: Say,
     progress: RelayProgress,
 ) -> bool:
-    """Wait for the lease; return False if asked to stop meanwhile."""
+    """Wait for the lease, and keep it; return False if asked to stop meanwhile."""
     said: str | None = None
     while not stop.is_set():
         try:
             if lease.claim():
+                keeper.start()
                 return True
             holder = lease.read().holder
             progress.state = "standing by"

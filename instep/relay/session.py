@@ -155,6 +155,7 @@ class RelaySession:
                 is_stopped=self._stop.is_set,
             )
             resources.callback(writer.close)
+            self._writer = writer
             writer.start()
             self._topic = topics.describe(self._cluster, self._relay.topic)
             self._identity = TopicIdentity(
@@ -165,15 +166,30 @@ class RelaySession:
                 len(self._topic.partitions),
             )
             resources.callback(self._identity.close)
-            self._writer = writer
             try:
-                self._find_position(lease)
-                self._publish_while_reachable(lease, once=once)
+                self._while_reachable(lambda: self._find_position(lease))
+                self._while_reachable(lambda: self._publish_all(lease, once=once))
             except errors.SourceRestored as stop:
                 if stop.fades:
                     with suppress(errors.InstepError):  # the stop is what counts
                         lease.mark_restored()
                 raise
+
+    def _while_reachable(self, work: Callable[[], None]) -> None:
+        """Do the work; begin again if the source was not reachable."""
+        while not self._stop.is_set():
+            self._keeper.check()
+            try:
+                work()
+            except (errors.Unreachable, errors.Transient) as error:
+                if isinstance(error, errors.BrokerUnreachable):
+                    raise errors.SessionEnded(error.what) from error
+                self._writer.abort()
+                self.progress.state = "waiting for the source"
+                self._say(f"{self._name}: {error.what}; trying again")
+                self._stop.wait(RECONNECT_S)
+            else:
+                return
 
     # --- the position --------------------------------------------------------------------------
 
@@ -231,27 +247,17 @@ class RelaySession:
 
     # --- publishing ----------------------------------------------------------------------------
 
-    def _publish_while_reachable(self, lease: Lease, *, once: bool) -> None:
-        while not self._stop.is_set():
-            try:
-                row = lease.read()
-                self._check_source(row)
-                with ExitStack() as resources:
-                    reader = sources.open_reader(self._relay, self._name)
-                    resources.callback(reader.close)
-                    reader.recover(LastTransaction(self._position.sequence, self._position.reader))
-                    self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
-                    pool = ThreadPoolExecutor(1, "instep-relay-reader")
-                    resources.callback(pool.shutdown)
-                    self._publish(reader, pool, once=once)
-                return
-            except (errors.Unreachable, errors.Transient) as error:
-                if isinstance(error, errors.BrokerUnreachable):
-                    raise errors.SessionEnded(error.what) from error
-                self._writer.abort()
-                self.progress.state = "waiting for the source"
-                self._say(f"{self._name}: {error.what}; trying again")
-                self._stop.wait(RECONNECT_S)
+    def _publish_all(self, lease: Lease, *, once: bool) -> None:
+        row = lease.read()
+        self._check_source(row)
+        with ExitStack() as resources:
+            reader = sources.open_reader(self._relay, self._name)
+            resources.callback(reader.close)
+            reader.recover(LastTransaction(self._position.sequence, self._position.reader))
+            self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
+            pool = ThreadPoolExecutor(1, "instep-relay-reader")
+            resources.callback(pool.shutdown)
+            self._publish(reader, pool, once=once)
 
     def _publish(self, reader: OutboxReader, pool: ThreadPoolExecutor, *, once: bool) -> None:
         pause_s, published_at = PAUSE_S, -ACTIVE_S

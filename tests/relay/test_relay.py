@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instep import errors
 from instep.kafka import offsets
 from instep.kafka.connection import Cluster
+from instep.relay import relay as relays
 from instep.relay.records import RecordBuilder
+from instep.relay.session import RelayProgress
 from instep.sources import tables
+from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxRow
 from instep.sources.snapshot_reader import SnapshotReader
 from tests.relay.support import RelayProcess, declare, run_once
@@ -72,6 +77,49 @@ def test_a_standby_takes_over_from_a_process_that_was_killed(
         for process in filter(None, (first, standby)):
             process.process.kill()
             process.process.wait()
+
+
+@pytest.mark.parametrize("method", ["renew", "read", "mark_started"])
+def test_a_session_waits_for_a_source_that_is_away_while_it_starts(
+    method: str,
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hide the database's file just before a call, and bring it back when the relay says so."""
+    url = new_database("sqlite")
+    name, relay = declare(url, cluster)
+    shop = PrintShop(relay, name)
+    shop.work(2)
+    run_sql(url, "PRAGMA wal_checkpoint(TRUNCATE)")
+    file = Path(url.removeprefix("sqlite:///"))
+    hidden = file.with_suffix(".hidden")
+    call = getattr(Lease, method)
+
+    def call_late(lease: Lease, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Lease, method, call)
+        file.rename(hidden)
+        return call(lease, *arguments, **options)
+
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        if hidden.exists():
+            hidden.rename(file)
+
+    monkeypatch.setattr(Lease, method, call_late)
+    relays.run(
+        name,
+        relay,
+        cluster,
+        once=True,
+        stop=threading.Event(),
+        say=say,
+        progress=RelayProgress(),
+    )
+    assert "trying again" in said[0]
+    assert not difference(shop, cluster, relay.topic)
 
 
 def test_a_run_until_the_outbox_is_empty_ends_when_readers_see_its_records(
