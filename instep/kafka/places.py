@@ -14,7 +14,7 @@ A single place, where a range is expected, means from there to the end.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -86,7 +86,20 @@ class Ago:
         return f"@-{self.seconds}s"
 
 
-Place = Offset | FromStart | FromEnd | AtTime | Ago
+@dataclass(frozen=True, slots=True)
+class EachOffset:
+    """The offsets of a plan that somebody has seen. No text names them.
+
+    Partitions that it does not have begin at their first record.
+    """
+
+    offsets: Mapping[int, int]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part}:{offset}" for part, offset in sorted(self.offsets.items()))
+
+
+Place = Offset | FromStart | FromEnd | AtTime | Ago | EachOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,8 @@ def resolve_in(log: Log, partitions: Collection[int], place: Place) -> Resolved:
     match place:
         case Offset(offset):
             requested = dict.fromkeys(partitions, offset)
+        case EachOffset(of_partition):
+            requested = {p: of_partition.get(p, first[p]) for p in partitions}
         case FromStart(count):
             requested = {partition: first[partition] + count for partition in partitions}
         case FromEnd(count):

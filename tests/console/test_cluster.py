@@ -157,6 +157,23 @@ def test_a_reset_is_refused_if_the_group_has_moved_since(
     assert groups.all_positions(cluster, group)[TOPIC, 0] == 2
 
 
+def test_a_reset_goes_to_the_end_that_was_shown(
+    page: Page, console: ConsoleServer, group: str, cluster: Cluster
+) -> None:
+    """Confirm a plan while records arrive: the end that it shows is an offset."""
+    page.goto(f"{console.address}group/reset?{urlencode({'group': group, 'to': 'end'})}")
+    plan = page.get_by_role("region", name="Plan").locator("tbody tr")
+    shown = [
+        int(text.replace(",", "")) for text in plan.locator("td:nth-child(4)").all_inner_texts()
+    ]
+    send(cluster, TOPIC, event("after-the-plan", 1), partition=0)
+    send(cluster, TOPIC, event("after-the-plan", 1), partition=1)
+    page.get_by_role("button", name="Reset the group").click()
+    page.wait_for_url("**/group/reset/done?*")
+    positions = groups.all_positions(cluster, group)
+    assert [positions[TOPIC, 0], positions[TOPIC, 1]] == shown
+
+
 def test_the_next_page_of_a_list(page: Page, console: ConsoleServer) -> None:
     page.goto(f"{console.address}topics?page=9999")
     assert "No topic matches" in page.inner_text("main")

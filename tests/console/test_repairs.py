@@ -11,9 +11,11 @@ import pytest
 from instep.console.command_runs import CommandRuns
 from instep.console.server import ConsoleServer
 from instep.console.workspace import ConsoleOptions
+from instep.kafka.connection import Cluster
 from tests.support import consoles
-from tests.support.consoles import PIPELINE, ConsoleFolder, answered, cookie_of
+from tests.support.consoles import PIPELINE, TOPIC, ConsoleFolder, answered, cookie_of
 from tests.support.databases import run_sql
+from tests.support.runs import event, send
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,6 +60,37 @@ def test_a_rewind_is_refused_if_the_ledger_has_moved_since(
     run_sql(
         office.url, 'UPDATE instep_ledger SET next_offset = next_offset + 1 WHERE "partition" = 0'
     )
+
+
+def test_a_rewind_goes_to_the_end_that_was_shown(
+    page: Page, console: ConsoleServer, office: ConsoleFolder, cluster: Cluster
+) -> None:
+    """Confirm a plan while records arrive: the end that it shows is an offset."""
+    before = ledger(office)
+    page.goto(f"{console.address}rewind/plan?to=end&partition=1")
+    shown = page.get_by_role("region", name="Plan").locator("td:nth-child(3)").inner_text()
+    send(cluster, TOPIC, event("after-the-plan", 1), partition=1)
+    page.get_by_label("Reason, kept").fill("skip the backlog")
+    page.get_by_role("button", name="Rewind as ann").click()
+    page.wait_for_url("**/rewind/done?*")
+    assert ledger(office) == {**before, 1: int(shown.replace(",", ""))}
+    run_sql(
+        office.url,
+        f'UPDATE instep_ledger SET next_offset = {before[1]} WHERE "partition" = 1',
+    )
+
+
+def test_a_rewind_needs_its_plan(console: ConsoleServer, office: ConsoleFolder) -> None:
+    cookie, before = cookie_of(console), ledger(office)
+    origin = f"http://127.0.0.1:{console.port}"
+    for seen in ("", "x", "0:1:0", "0:None:0 1:None:0"):
+        body = urlencode({"why": "unseen", "seen": seen})
+        answer = answered(
+            console, "/rewind/plan?to=start", "POST", body, Cookie=cookie, Origin=origin
+        )
+        assert answer.status == 409, seen
+        assert "The plan has changed" in answer.text
+    assert ledger(office) == before
 
 
 def test_a_wrong_place_is_explained(page: Page, console: ConsoleServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -26,6 +27,8 @@ RECORDS_MAX = 500
 SCANNED_MAX = 1_000_000  # offsets that a page reads for a filter
 FOLLOWED_MAX = 200
 VALUE_CHARACTERS = 300
+# a partition of a plan that was shown: topic, number, where the group was, and where it goes
+SHOWN_MOVE = re.compile(r"([^: ]+):([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})")
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -337,22 +340,20 @@ def group(view: PageRequest) -> Response:
 
 
 def reset(view: PageRequest) -> Response:
-    """Show the plan of a reset, or execute it."""
+    """Show the plan of a reset, or execute what was shown."""
     name, place = view.require("group"), view.require("to")
     chosen = view.texts("topic")
     cluster = view.workspace.cluster()
-    destination = resets.ToPlace(places.parse_place(place))
-    pairs = resets.select_partitions(cluster, name, chosen, all_topics=not chosen)
-    moves = resets.plan(cluster, name, pairs, destination)
     listed = [part for one in chosen for part in ("--topic", one)] or ["--all-topics"]
     command = view.workspace.command(
         "groups", "reset", *listed, f"--to={place}", "--execute", items=[name]
     )
     if view.request.method == "POST":
-        _check_unchanged(view, moves)
-        results = resets.execute(cluster, name, moves)
+        results = resets.execute(cluster, name, _as_shown(view, cluster, name))
         kept = DoneReset(name, view.person.name, results, command)
         return view.redirect(f"/group/reset/done?{urlencode({'id': view.workspace.keep(kept)})}")
+    pairs = resets.select_partitions(cluster, name, chosen, all_topics=not chosen)
+    moves = resets.plan(cluster, name, pairs, resets.ToPlace(places.parse_place(place)))
     query = {"group": name, "to": place, "topic": chosen}
     return view.render(
         "reset.html",
@@ -377,14 +378,22 @@ def reset_done(view: PageRequest) -> Response:
     return view.render("reset_done.html", f"Group {kept.group} was reset", done=kept)
 
 
-def _check_unchanged(view: PageRequest, moves: list[GroupMove]) -> None:
-    """Raise if the plan is not the one that the person has seen."""
-    if view.text("seen") != _summary(moves):
+def _as_shown(view: PageRequest, cluster: Cluster, name: str) -> list[GroupMove]:
+    """Return the plan that was shown; raise if the group or the log has moved.
+
+    The end of the log and a time before now move on, so the plan is made again from its offsets.
+    """
+    seen = view.text("seen")
+    found = filter(None, map(SHOWN_MOVE.fullmatch, seen.split(" ")))
+    new = {(move[1], int(move[2])): int(move[3]) for move in found}
+    moves = resets.plan(cluster, name, list(new), resets.ToOffsets(new)) if new else []
+    if not moves or seen != _summary(moves):
         raise errors.SettingsError(
             "the plan has changed since it was shown: the group or the log has moved; nothing was"
             " changed",
             "go back, look at the new plan, and confirm it",
         )
+    return moves
 
 
 def _summary(moves: list[GroupMove]) -> str:

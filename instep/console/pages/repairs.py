@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,8 +16,9 @@ from instep.console.command_runs import CommandRun
 from instep.console.live import Part
 from instep.console.requests import ConsolePage, PageRequest
 from instep.kafka import places
+from instep.kafka.places import EachOffset, Place
 from instep.operate import rewind as rewinding
-from instep.operate.rewind import RewindPlan
+from instep.operate.rewind import Prepared, RewindPlan
 from instep.sinks import ledger_reader
 
 RECONCILE: Mapping[str, tuple[str, ...]] = {
@@ -24,6 +26,9 @@ RECONCILE: Mapping[str, tuple[str, ...]] = {
     "plan": ("--fix",),
     "repair": ("--fix", "--execute"),
 }
+CHANGED = "The plan has changed since you saw it. Nothing was changed: look at the new plan."
+# a partition of a plan that was shown: its number, where it was, and where it goes
+SHOWN_MOVE = re.compile(r"([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})(?::diverged)?")
 NAMES = {"compare": "Comparison", "plan": "Comparison with repair plan", "repair": "Repair"}
 COUNTS = (
     "documents",
@@ -131,20 +136,11 @@ def rewind(view: PageRequest) -> Response:
 
 
 def rewind_plan(view: PageRequest) -> Response:
-    """Show what a rewind would change per partition, or execute it."""
+    """Show what a rewind would change per partition, or execute what was shown."""
     name, place = view.pipeline(), view.require("to")
     partitions = _partitions(view.text("partition"))
     accept = bool(view.text("accept_new_topic"))
-    declared = view.workspace.declared.pipelines[name]
-    prepared = rewinding.prepare(
-        view.workspace.cluster(),
-        name,
-        declared,
-        places.parse_place(place),
-        partitions,
-        accept_new_topic=accept,
-    )
-    plan, why = prepared.plan, view.text("why").strip()
+    why = view.text("why").strip()
     chosen = [part for number in partitions for part in ("--partition", str(number))]
     chosen += ["--accept-new-topic"] if accept else []
     command = view.workspace.command(
@@ -152,11 +148,14 @@ def rewind_plan(view: PageRequest) -> Response:
     )
     problem = None
     if view.request.method == "POST":
-        problem = _problem(view, plan, why)
-        if problem is None:
-            rewinding.execute(name, declared, prepared, actor=view.person.name, reason=why)
-            kept = DoneRewind(plan, view.person.name, why, command)
+        problem = CHANGED if why else "Give a reason: whoever reads the decision later needs it."
+        shown = _as_shown(view, name, accept=accept) if why else None
+        if shown is not None:
+            declared = view.workspace.declared.pipelines[name]
+            rewinding.execute(name, declared, shown, actor=view.person.name, reason=why)
+            kept = DoneRewind(shown.plan, view.person.name, why, command)
             return view.redirect(f"/rewind/done?{urlencode({'id': view.workspace.keep(kept)})}")
+    prepared = _prepared(view, name, places.parse_place(place), partitions, accept=accept)
     query = {
         "pipeline": name,
         "to": place,
@@ -167,9 +166,9 @@ def rewind_plan(view: PageRequest) -> Response:
         "rewind_plan.html",
         f"Rewind {name}: plan",
         http_status=409 if problem else 200,
-        plan=plan,
+        plan=prepared.plan,
         problem=problem,
-        seen=_summary(plan),
+        seen=_summary(prepared),
         query=urlencode(query),
         command_line=command,
     )
@@ -186,16 +185,38 @@ def rewind_done(view: PageRequest) -> Response:
     return view.render("rewind_done.html", f"Pipeline {kept.plan.pipeline} was moved", done=kept)
 
 
-def _problem(view: PageRequest, plan: RewindPlan, why: str) -> str | None:
-    if not why:
-        return "Give a reason: whoever reads the decision later needs it."
-    if view.text("seen") != _summary(plan):
-        return "The plan has changed since you saw it. Nothing was changed: look at the new plan."
-    return None
+def _prepared(
+    view: PageRequest, name: str, place: Place, partitions: Collection[int], *, accept: bool
+) -> Prepared:
+    declared = view.workspace.declared.pipelines[name]
+    return rewinding.prepare(
+        view.workspace.cluster(), name, declared, place, partitions, accept_new_topic=accept
+    )
 
 
-def _summary(plan: RewindPlan) -> str:
-    return " ".join(f"{move.partition}:{move.current}:{move.new}" for move in plan.moves)
+def _as_shown(view: PageRequest, name: str, *, accept: bool) -> Prepared | None:
+    """Return the plan that was shown, if it still holds.
+
+    The end of the log and a time before now move on, so the plan is made again from its offsets.
+    """
+    seen = view.text("seen")
+    found = filter(None, map(SHOWN_MOVE.fullmatch, seen.split(" ")))
+    new = {int(move[1]): int(move[2]) for move in found}
+    if not new:
+        return None
+    # a new topic moves every partition, and none may be named
+    prepared = _prepared(view, name, EachOffset(new), () if accept else list(new), accept=accept)
+    return prepared if _summary(prepared) == seen else None
+
+
+def _summary(prepared: Prepared) -> str:
+    """Return what identifies a plan: the topic, and what happens to each partition."""
+    ids = sorted({row.topic_id for row in prepared.rows.values()})
+    moves = [
+        f"{move.partition}:{move.current}:{move.new}{':diverged' if move.diverged else ''}"
+        for move in prepared.plan.moves
+    ]
+    return " ".join([*ids, *moves])
 
 
 def _partitions(text: str) -> list[int]:
