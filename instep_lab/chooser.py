@@ -359,6 +359,13 @@ def _topic(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
         "topic-5",
         "start-7",
     )
+    yield setting(
+        "retention.bytes",
+        "-1",
+        "no limit by size, which could delete records before their time",
+        "topic-5",
+        "storage-3",
+    )
 
 
 def _broker(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
@@ -420,7 +427,8 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
             )
             yield ProgramRule(
                 "If the result goes to Kafka instead, send it and the offsets in one transaction,"
-                " and set `isolation.level=read_committed` in every reader of the results:"
+                " with a `transactional.id` of its own in each producer, and set"
+                " `isolation.level=read_committed` in every reader of the results:"
                 " `read_uncommitted`, Java's default, also returns aborted results.",
                 ("commit-15",),
             )
@@ -597,7 +605,11 @@ def _block(loss: LossAllowed, repeats: RepeatsAllowed, order: Ordering) -> Itera
         yield "In the program:\n\n" + "\n".join(rules)
     for warning in java.warnings:
         yield f"**Note.** {warning}"
-    yield f"`instep lab choose --loss {loss} --repeats {repeats} --order {order}`"
+    yield (
+        f"`instep lab choose --loss {loss} --repeats {repeats} --order {order}"
+        f" --away {Absence.DAYS} --client {ClientKind.JAVA}`; the client may also be"
+        f" `{ClientKind.LIBRDKAFKA}`."
+    )
     yield "</details>"
 
 

@@ -28,11 +28,13 @@ WORST_FIRST = (
     ClaimVerdict.INCONCLUSIVE,
     ClaimVerdict.OUTDATED,
     ClaimVerdict.WRONG,
+    ClaimVerdict.DEPENDS_ON_CLIENT_AND_RELEASE,
     ClaimVerdict.DEPENDS_ON_CLIENT,
     ClaimVerdict.DEPENDS_ON_RELEASE,
     ClaimVerdict.DEPENDS_ON_SETTING,
     ClaimVerdict.RIGHT,
 )
+ON_CLIENT = (ClaimVerdict.DEPENDS_ON_CLIENT, ClaimVerdict.DEPENDS_ON_CLIENT_AND_RELEASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class NotedStatement:
             return f"{worst}, as far as tested" if self.untested else worst.value
         if worst in (ClaimVerdict.OUTDATED, ClaimVerdict.WRONG):
             return self._answered()
-        client = " with Java" if worst is ClaimVerdict.DEPENDS_ON_CLIENT else ""
+        client = " with Java" if worst in ON_CLIENT else ""
         return f"{worst}; right{client} until {self._since()}"
 
     def _answered(self) -> str:
@@ -578,7 +580,7 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
             "Redis dequeues faster than RabbitMQ at any size",
             _parts(
                 "queue-2",
-                "*, Redis dequeues much faster at every size",
+                "*, Redis dequeues messages of * faster",
             ),
         ),
         _tested("ZeroMQ is the fastest and keeps nothing", "queue-3"),

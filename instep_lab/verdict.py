@@ -45,6 +45,7 @@ class ClaimVerdict(enum.StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     DEPENDS_ON_CLIENT = "depends on the client"
+    DEPENDS_ON_CLIENT_AND_RELEASE = "depends on the client and the release"
     DEPENDS_ON_RELEASE = "depends on the release"
     DEPENDS_ON_SETTING = "depends on the setting"
     OUTDATED = "was right"
@@ -116,8 +117,10 @@ def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
         return Judgement(ClaimVerdict.WRONG, _list_refuted("not true", refuted))
     if refuted or limits:
         decisive = {_dependence(part, statements) for part in (*refuted, *limits)}
-        most_surprising = next(one for one in Dependence if one in decisive)
         reason = _list_exceptions(refuted, limits, len(statements) - len(refuted))
+        if decisive >= {Dependence.CLIENT, Dependence.RELEASE}:
+            return Judgement(ClaimVerdict.DEPENDS_ON_CLIENT_AND_RELEASE, reason)
+        most_surprising = next(one for one in Dependence if one in decisive)
         return Judgement(DEPENDS[most_surprising], reason)
     return Judgement(ClaimVerdict.RIGHT, _list_parts("", statements))
 

@@ -747,8 +747,9 @@ MANY_IN_FLIGHT = {"max.in.flight.requests.per.connection": 1_000}
         "several times. Count lost and repeated records, with the Java client and with librdkafka."
     ),
     advice=(
-        "Use acks=0 only for records that you can afford to lose. To avoid repeats, use an "
-        "idempotent producer: it loses nothing either."
+        "Use acks=0 only for records that you can afford to lose. To avoid repeats without that "
+        "loss, use an idempotent producer, which needs acks=all. Whether acks=all loses records "
+        "when a broker dies depends on replicas and min.insync.replicas (send-1)."
     ),
     why=(
         "With acks=0 there is no answer. The client takes a record for sent as soon as the request "

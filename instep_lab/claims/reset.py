@@ -20,7 +20,6 @@ from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
 from instep_lab.trial import Scenario, Trial
-from instep_lab.verdict import Dependence
 
 
 @experiment(
@@ -28,12 +27,12 @@ from instep_lab.verdict import Dependence
     statement="subscribe and assign start from the same offset",
     method=(
         "Read one topic with subscribe and with assign, with and without commits of the group, "
-        "with earliest and with latest, with two clients. Then read twice with assign, once in a "
-        "group with automatic commit and once without a group."
+        "with earliest and with latest, with three clients. Then read twice with assign and "
+        "automatic commit."
     ),
     advice=(
-        "With the same group id both continue from its commits. assign without a group stores no "
-        "offsets: keep them yourself."
+        "With the same group id both continue from its commits. assign without a group has none "
+        "(group-8): keep the offsets yourself."
     ),
     why=(
         "Both ask the coordinator for the commits of the group id, and fall back to "
@@ -42,8 +41,8 @@ from instep_lab.verdict import Dependence
     ),
     scope=(
         "Since 0.9, whose consumers have both subscribe and assign; before, they were two "
-        "APIs. librdkafka, which requires a group id, and kafka-python in both ways; the Java "
-        "client without a group too."
+        "APIs. Java client, librdkafka and kafka-python with a group id, with the classic "
+        "protocol."
     ),
     sources=("documentation: auto.offset.reset",),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
@@ -62,7 +61,7 @@ def subscribe_and_assign(trial: Trial) -> None:
         (committed, reset) for committed in (True, False) for reset in ("earliest", "latest")
     ]
     plans: dict[StartClient, list[Consuming]] = {}
-    for client in (StartClient(Library.LIBRDKAFKA), StartClient(Library.KAFKA_PYTHON)):
+    for client in map(StartClient, (Library.LIBRDKAFKA, Library.JAVA, Library.KAFKA_PYTHON)):
         plans[client] = []
         for committed, reset in situations:
             for assigned in (None, list(range(PARTITIONS))):
@@ -95,57 +94,38 @@ def subscribe_and_assign(trial: Trial) -> None:
                 f"{shown(began[0])} and {shown(began[1])}",
                 client=client.library,
             )
-    without_group = (StartClient(Library.JAVA), StartClient(Library.KAFKA_PYTHON))
-    repeated = trial.together(
-        {
-            f"{client}, {grouped}": partial(
-                _read_twice, trial, scenario, client, topic, grouped=grouped
-            )
-            for client in without_group
-            for grouped in (True, False)
-        }
+    again = (StartClient(Library.JAVA), StartClient(Library.KAFKA_PYTHON))
+    twice = trial.together(
+        {str(client): partial(_read_twice, trial, scenario, client, topic) for client in again}
     )
-    for client in without_group:
-        in_group, alone = (repeated[f"{client}, {grouped}"] for grouped in (True, False))
-        for name, twice in (("in a group", in_group), ("no group", alone)):
-            rows.append(
-                [
-                    f"{client.library}, {name}, earliest, twice",
-                    "not run",
-                    "; ".join(shown(one.began) for one in twice),
-                ]
-            )
-        trial.control(
-            f"{client.library}: assign in a group with automatic commit continues",
-            in_group[1].began == ends and in_group[1].count == 0,
-            f"the second time it began at {shown(in_group[1].began)}",
+    for client in again:
+        first, second = twice[str(client)]
+        rows.append(
+            [
+                f"{client.library}, automatic commit, twice",
+                "not run",
+                f"{shown(first.began)}; {shown(second.began)}",
+            ]
         )
-        trial.limit(
-            "assign without a group starts from the beginning again",
-            all(one.began == dict.fromkeys(ends, 0) and one.count == count for one in alone),
-            f"the second time it read {alone[1].count} of {count} records again",
+        trial.statement(
+            "assign with automatic commit continues at the group's commits",
+            first.count == count and second.began == ends and second.count == 0,
+            f"the second time it began at {shown(second.began)}, read {second.count} again",
             client=client.library,
-            on=Dependence.SETTING,
         )
     trial.table("Where reading began, by partition", ["scenario", "subscribe", "assign"], rows)
 
 
-def _read_twice(
-    trial: Trial, scenario: Scenario, client: StartClient, topic: str, *, grouped: bool
-) -> list[Reading]:
-    """Read all partitions with assign, close, and read again."""
-    where = "in a group" if grouped else "no group"
+def _read_twice(trial: Trial, scenario: Scenario, client: StartClient, topic: str) -> list[Reading]:
+    """Read all partitions with assign and automatic commit, close, and read again."""
     plan = starting.changed(
-        client.plan(trial, topic, "earliest", "first"), assigned=list(range(PARTITIONS))
+        client.plan(trial, topic, "earliest", "first"),
+        assigned=list(range(PARTITIONS)),
+        commit=CommitMode.AUTO,
     )
-    # Without a group, automatic commit is off: the Java client rejects it.
-    if grouped:
-        plan = starting.changed(plan, commit=CommitMode.AUTO)
-    else:
-        plan = starting.changed(plan, group="", commit=CommitMode.NEVER)
     return [
         starting.read_all(
-            trial, scenario, starting.changed(plan, member=f"{client.library}, {where}, {number}")
+            trial, scenario, starting.changed(plan, member=f"{client.library}, {number}")
         )
         for number in ("first", "again")
     ]

@@ -28,9 +28,11 @@ WITHIN, BEYOND = 0.1, 0.25  # of the claimed time: so far off it is right, or wr
     "speed-1",
     statement="Polling 9,000 documents at 0.3 s per call takes 45 minutes",
     method=(
-        "Query a real HTTP service that takes 0.3 s per response for a sample of documents, one "
-        f"by one and over {CONNECTIONS} connections at once. Send the statuses of the same 9,000 "
-        "documents as events, and write them to a table with their offsets."
+        "The 45 minutes are arithmetic; measured is what a call adds to them. Query a real HTTP "
+        "service that takes 0.3 s per response for a sample of documents, one by one. Send the "
+        "statuses of the same 9,000 documents as events, and write them to a table with their "
+        f"offsets. For comparison, poll over {CONNECTIONS} connections, with a service that "
+        "answers any number of calls at once."
     ),
     advice=(
         "Publish changes instead of polling for them: the table is then as fresh as the last "
@@ -101,7 +103,8 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
         [
             [f"polling, by the median of {sample} calls", round(round_s)],
             [
-                f"polling over {CONNECTIONS} connections, best of {BEST_OF} times {len(several)}",
+                f"polling over {CONNECTIONS} connections, best of {BEST_OF} times {len(several)},"
+                " if the service bears it",
                 round(at_once_s),
             ],
             ["events", round(events_s, 1)],
@@ -121,16 +124,23 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
         log_y=True,
     )
     trial.statement(
-        "polling takes 45 minutes, within 10 %",
+        "a call adds little to the 0.3 s: polling takes 45 minutes, within 10 %",
         _is_near(round_s),
-        f"{round_s / 60:.1f} minutes, by the median of {sample} calls; with events"
-        f" {events_s:.1f} s, one row and offset in each transaction",
+        f"{round_s / DOCUMENTS * 1000:.1f} ms per call, by the median of {sample}:"
+        f" {round_s / 60:.1f} minutes",
     )
-    trial.limit(
-        f"over {CONNECTIONS} connections at once it takes less than a tenth of that",
-        at_once_s < CLAIMED_S / 10,
-        f"{at_once_s / 60:.1f} minutes, by {len(several)} calls, the best of {BEST_OF}",
+    trial.statement(
+        "as events, the same statuses are in a table in less than a tenth of that",
+        _is_soon(events_s),
+        f"{events_s:.1f} s, one row and offset in each transaction",
     )
+
+
+def _is_soon(events_s: float) -> bool | None:
+    """Return whether events took a tenth of the claimed time; None if a busy machine decides."""
+    if events_s < CLAIMED_S / 10:
+        return True
+    return False if events_s > CLAIMED_S else None
 
 
 def _is_near(round_s: float) -> bool | None:

@@ -14,6 +14,7 @@ CLASSES = {
     ClaimVerdict.RIGHT.value: "right",
     ClaimVerdict.WRONG.value: "wrong",
     ClaimVerdict.OUTDATED.value: "past",
+    ClaimVerdict.DEPENDS_ON_CLIENT_AND_RELEASE.value: "depends",
     **{verdict.value: "depends" for verdict in DEPENDS.values()},
 }
 

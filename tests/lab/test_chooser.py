@@ -118,6 +118,20 @@ def test_order_needs_an_idempotent_producer() -> None:
         assert chooser.choose(one).of(SettingPart.PRODUCER)["enable.idempotence"] == "true"
 
 
+def test_results_in_kafka_need_a_transactional_id_and_records_are_deleted_only_by_age() -> None:
+    for one in ALL:
+        choice = chooser.choose(one)
+        assert choice.of(SettingPart.TOPIC)["retention.bytes"] == "-1"
+        assert one.exactly_once == any("`transactional.id`" in rule.text for rule in choice.program)
+
+
+def test_every_command_on_the_page_answers_all_questions() -> None:
+    commands = re.findall(r"`(instep lab choose --[^`]+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(commands) == 2 * 2 * 3
+    for command in commands:
+        assert re.findall(r"--(\w+)", command) == [question.name for question in chooser.QUESTIONS]
+
+
 def test_the_reset_is_an_error_where_neither_loss_nor_repeats_are_allowed() -> None:
     resets = {
         client: chooser.choose(answers(repeats=RepeatsAllowed.NO, client=client)).of(

@@ -36,7 +36,7 @@ from tests.lab.conftest import Settle
         pytest.param("send-9", ClaimVerdict.RIGHT, marks=pytest.mark.long),
         pytest.param("send-10", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
         pytest.param("send-11", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
-        ("send-12", ClaimVerdict.DEPENDS_ON_CLIENT),
+        ("send-12", ClaimVerdict.DEPENDS_ON_CLIENT_AND_RELEASE),
         pytest.param("send-13", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
         pytest.param("send-14", ClaimVerdict.WRONG, marks=pytest.mark.long),
         pytest.param("send-15", ClaimVerdict.RIGHT, marks=pytest.mark.long),

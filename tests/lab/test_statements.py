@@ -109,7 +109,7 @@ def test_no_outdated_statement_is_right(published: LabReport) -> None:
         ("acks=all loses nothing", "depends on the setting"),
         (
             "linger.ms is 0 by default",
-            "depends on the client; right with Java until Kafka 4.0",
+            "depends on the client and the release; right with Java until Kafka 4.0",
         ),
         (
             "Readers see records up to the high watermark, the lowest log end of all replicas",
