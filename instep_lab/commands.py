@@ -177,6 +177,8 @@ def run_claims(
                 into=kept,
                 cluster=bootstrap,
             )
+        if seeds > 1:
+            output.say(f"run {number - first + 1} of {seeds}, seed {number}: {folder.name}")
         by_seed[number] = _test_claims(folder, given, folder if into else folder.name)
     if seeds > 1:
         _show_seeds(by_seed, as_json=as_json)

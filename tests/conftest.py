@@ -104,6 +104,7 @@ QUICK = (
     "lab/test_integrity.py",
     "lab/test_log_files.py",
     "lab/test_report.py",
+    "lab/test_seed_page.py",
     "lab/test_statements.py",
     "lab/test_store.py",
     "lab/test_verdict.py",

@@ -77,7 +77,7 @@ def _summary(report: LabReport) -> Iterator[str]:
             ]
             for one in sections
         ]
-        yield _grid(("claim", "statement", "verdict", "reason"), rows)
+        yield grid(("claim", "statement", "verdict", "reason"), rows)
 
 
 def _circumstances(report: LabReport) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _circumstances(report: LabReport) -> Iterator[str]:
             [*map(_code_cell, (one.name, one.value, one.default)), markdown(one.where)]
             for one in report.broker_settings
         ]
-        yield _grid(("setting", "value", "default", "in the cluster of"), rows)
+        yield grid(("setting", "value", "default", "in the cluster of"), rows)
     yield (
         "**Settings of the clients**, unless a scenario says otherwise. What each scenario changes"
         " is listed with its claim."
@@ -111,7 +111,7 @@ def _listed(name: str, facts: Mapping[str, str]) -> str:
 
 
 def _facts(name: str, facts: Mapping[str, str], value: str = "") -> str:
-    return _grid((name, value), [[markdown(key), _code_cell(text)] for key, text in facts.items()])
+    return grid((name, value), [[markdown(key), _code_cell(text)] for key, text in facts.items()])
 
 
 def _family(title: str, sections: Sequence[Section]) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _observations(section: Section, result: ClaimResult) -> Iterator[str]:
     """Yield what the run showed: parts, tables, plots and anomalies."""
     with_client = any(part.client for part in result.parts)
     head = ["part", *(["client"] if with_client else []), "statement", "outcome", "evidence"]
-    yield _grid(
+    yield grid(
         head,
         [
             [
@@ -198,21 +198,22 @@ def _settings(section: Section) -> Iterator[str]:
     ]
     if rows:
         yield "<details><summary>Settings of the clients</summary>"
-        yield _grid(("scenarios", "client", "settings"), rows)
+        yield grid(("scenarios", "client", "settings"), rows)
         yield "</details>"
 
 
 def _table(table: ReportTable) -> str:
-    grid = _grid(
+    cells = grid(
         [markdown(name) for name in table.columns],
         [[_cell(value) for value in row] for row in table.rows],
     )
     if not table.title:
-        return grid
-    return f"*{markdown(table.title)}*\n\n{grid}"
+        return cells
+    return f"*{markdown(table.title)}*\n\n{cells}"
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; its texts are Markdown. Nothing without rows."""
     lines = [*rows]
     if not lines:
         return ""

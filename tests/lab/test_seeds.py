@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def test_runs_with_several_seeds_report_what_differs(tmp_path: Path) -> None:
     assert "luck-1: right with seed 1, 2; wrong with seed 3" in done.stdout
     assert "    statement: it is so: PASS with seed 1, 2; FAIL with seed 3" in done.stdout
     assert "luck-2" not in done.stdout
+    assert re.search(r"run 3 of 3, seed 3: \d+T\d+-quick-3$", done.stderr, re.MULTILINE)
     assert "3 runs: 1 claim with the same verdict in each, 1 without" in done.stderr
     kept = store.runs(home / "state" / "lab")
     assert [store.read_run(one).seed for one in kept] == [1, 2, 3]
