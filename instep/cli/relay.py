@@ -158,7 +158,7 @@ def run(
     except (errors.SessionEnded, errors.BrokerUnreachable) as ended:
         report.end()
         if not stop.is_set():
-            output.say(f"{name}: {ended.what}; a new session finds out what became of it")
+            output.say(f"{name}: {ended.what}; {_consequence(ended)}")
             _restart(stop, time.monotonic() - began)
     except errors.InstepError as ended:
         error = ended
@@ -279,6 +279,15 @@ def _stop_event() -> threading.Event:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, request)
     return stop
+
+
+def _consequence(ended: errors.InstepError) -> str:
+    """Return what follows from the end of a session."""
+    if isinstance(ended, errors.LeaseLost):
+        return "standing by from now on"
+    if isinstance(ended, errors.BrokerUnreachable):
+        return "the lease is free for another process, and a new session tries again"
+    return "the lease is free for another process, or a new session finds out what was published"
 
 
 def _restart(stop: threading.Event, lasted_s: float) -> NoReturn:

@@ -74,8 +74,11 @@ class RecordWriter:
         guarantee: settings.RelayGuarantee,
         record_bytes_max: int,
         is_stopped: Callable[[], bool],
+        silence_max_s: float | None = None,
     ) -> None:
+        """Wait for the brokers for ever, or only until they are silent for `silence_max_s`."""
         self._topic, self._place = topic, place
+        self._silence_max_s = silence_max_s
         self._is_transactional = guarantee == "exactly-once"
         self._is_stopped = is_stopped
         self._operation = faults.Operation(
@@ -209,7 +212,9 @@ class RecordWriter:
 
     def settle(self) -> None:
         """Wait until every record is acknowledged. The client keeps the order of a key."""
+        silence = _Silence(self._producer, self._silence_max_s)
         while self._wait(lambda: self._producer.flush(CALL_TIMEOUT_S)):
+            silence.check()
             if self._is_stopped():
                 raise errors.SessionEnded("the session was stopped before the broker answered")
         if self._failed is not None:
@@ -230,6 +235,7 @@ class RecordWriter:
     def _retry(self, call: Callable[[float], None]) -> None:
         """Repeat a call while its error is temporary."""
         refused_since = time.monotonic()
+        silence = _Silence(self._producer, self._silence_max_s)
         while True:
             try:
                 call(CALL_TIMEOUT_S)
@@ -238,6 +244,7 @@ class RecordWriter:
                     raise self._ended(failure) from failure
                 if self._error_log.refused_by_all(refused_since):
                     raise self._translated(failure.args[0]) from failure
+                silence.check()
                 if self._is_stopped():
                     raise errors.SessionEnded(
                         "the session was stopped before the broker answered"
@@ -268,3 +275,18 @@ class RecordWriter:
 
     def _translated(self, error: KafkaError) -> errors.InstepError:
         return faults.translate(error, self._operation, self._error_log)
+
+
+class _Silence:
+    """How long the brokers have not answered: neither to a call, nor for any record."""
+
+    def __init__(self, producer: Producer, max_s: float | None) -> None:
+        self._producer, self._max_s = producer, max_s
+        self._waiting, self._since = len(producer), time.monotonic()
+
+    def check(self) -> None:
+        """Raise SessionEnded if it is too long."""
+        if len(self._producer) < self._waiting:
+            self._waiting, self._since = len(self._producer), time.monotonic()
+        if self._max_s is not None and time.monotonic() > self._since + self._max_s:
+            raise errors.SessionEnded(f"Kafka has not answered for {self._max_s:.0f} seconds")

@@ -38,6 +38,9 @@ ACTIVE_S, ACTIVE_PAUSE_S = 1.0, 0.005
 INTERVAL_LEAST_S = 0.01  # between the beginnings of two transactions, if there is no backlog
 RECONNECT_S = 0.5
 ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
+# Without an answer for so long, the session ends and gives up its lease: another process may reach
+# the brokers.
+KAFKA_SILENCE_MAX_S = 30.0
 BYTES_PER_ID = 40  # of a position, at most
 # A server that does not flush every commit loses about a second of them in a crash, and with them
 # renewals. What was published is on disk.
@@ -153,6 +156,7 @@ class RelaySession:
                 guarantee=self._relay.guarantee,
                 record_bytes_max=bytes_max,
                 is_stopped=self._stop.is_set,
+                silence_max_s=KAFKA_SILENCE_MAX_S,
             )
             resources.callback(writer.close)
             self._writer = writer

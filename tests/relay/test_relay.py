@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from instep import errors
+from instep import errors, settings
 from instep.kafka import offsets
 from instep.kafka.connection import Cluster
+from instep.local import ports
+from instep.local.broker import LocalCluster, ProxiedListener
+from instep.local.proxy import NetworkFault, Proxy
 from instep.relay import relay as relays
+from instep.relay import session
 from instep.relay.records import RecordBuilder
 from instep.relay.session import RelayProgress
 from instep.sources import tables
@@ -120,6 +124,60 @@ def test_a_session_waits_for_a_source_that_is_away_while_it_starts(
     )
     assert "trying again" in said[0]
     assert not difference(shop, cluster, relay.topic)
+
+
+def test_a_process_that_is_cut_off_from_kafka_gives_up_its_lease(
+    new_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off the active process alone: the other one must publish what it cannot."""
+    monkeypatch.setattr(session, "KAFKA_SILENCE_MAX_S", 2.0)
+    raised: list[BaseException] = []
+    ended = threading.Event()
+    port, proxied_port = ports.free(2)
+    brokers = LocalCluster(short_lived=True)
+    brokers.nodes[0].proxied = ProxiedListener(port, proxied_port)
+    with brokers, Proxy(port, proxied_port) as proxy:
+        bootstrap = f"{ports.HOST}:{proxied_port}"
+        with (
+            Cluster(settings.Kafka(), brokers.bootstrap) as cluster,
+            Cluster(settings.Kafka(), bootstrap) as cut_off,
+        ):
+            name, relay = declare(new_database("sqlite"), cluster)
+            shop = PrintShop(relay, name)
+            progress = RelayProgress()
+
+            def run(where: Cluster, progress: RelayProgress, *, once: bool) -> None:
+                try:
+                    relays.run(
+                        name,
+                        relay,
+                        where,
+                        once=once,
+                        stop=ended,
+                        say=lambda _: None,
+                        progress=progress,
+                    )
+                except errors.SessionEnded as end:
+                    raised.append(end)
+
+            active = threading.Thread(target=run, args=(cut_off, progress), kwargs={"once": False})
+            active.start()
+            wait_until(lambda: progress.state == "idle", "the active process")
+            proxy.inject(NetworkFault(refuses=True))
+            proxy.cut()
+            shop.work(5)
+            standby = threading.Thread(
+                target=run, args=(cluster, RelayProgress()), kwargs={"once": True}
+            )
+            standby.start()
+            standby.join(60)
+            is_stuck = standby.is_alive()
+            ended.set()
+            standby.join()
+            active.join()
+            assert not is_stuck
+            assert "has not answered for 2 seconds" in str(raised)
+            assert not difference(shop, cluster, relay.topic)
 
 
 def test_a_run_until_the_outbox_is_empty_ends_when_readers_see_its_records(
