@@ -35,6 +35,7 @@ from instep.kafka.position_topic import PositionPlace
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_S = 1.0  # of one attempt, so short that a stop is noticed
 RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
+BATCH_BYTES = 256  # of a batch around its records, of which the topic's limit is too
 ABORT_TIMEOUT_S = 3.0
 
 Headers = list[tuple[str, str | bytes | None]]  # as the client takes them, without a copy
@@ -45,7 +46,7 @@ class RecordRefused(Exception):
 
 
 def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
-    """Return the size of the largest batch that the topic accepts."""
+    """Return the size of the largest record that the topic accepts in any case."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
     def request() -> int:
@@ -54,7 +55,7 @@ def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
             f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"
         )
         config = cluster.wait(answer[resource], operation)
-        return int(config["max.message.bytes"].value or 1_048_588)
+        return int(config["max.message.bytes"].value or 1_048_588) - BATCH_BYTES
 
     return cluster.retry(request)
 

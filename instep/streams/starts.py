@@ -22,7 +22,6 @@ from instep.streams.plan import reader_of, refuse_changed_target, target_gone
 from instep.streams.position import StreamPosition
 
 TRACES = 500  # offsets at the end of each output partition in which the stream looks for itself
-BATCH_BYTES = 256  # of a batch around its records, of which the topic's limit is too
 
 Positions = Mapping[int, StreamPosition]
 
@@ -123,7 +122,7 @@ def record_bytes_max(cluster: Cluster, topic: str | None) -> int:
     """Return the size of the largest record that a topic accepts; 0 without a topic."""
     if topic is None:
         return 0
-    return record_writer.record_bytes_max(cluster, topic) - BATCH_BYTES
+    return record_writer.record_bytes_max(cluster, topic)
 
 
 def _target(cluster: Cluster, name: str, stream: settings.Stream, known: Positions) -> Topic:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import msgspec
 import pytest
 
 from instep import errors, sources
-from instep.kafka import position_topic, topics
+from instep.kafka import position_topic, record_writer, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
@@ -357,6 +359,32 @@ def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
     assert run_sql(url, "SELECT document FROM instep_outbox_dead") == [("job-1",)]
     assert sum(shop.counts().values()) - 1 == progress.rows
     assert run_once(name, relay, cluster)[0].rows == 0
+
+
+def test_a_record_just_below_the_limit_of_the_topic_does_not_end_the_session(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Use values that cannot be compressed: the topic limits a batch, with its own bytes."""
+    shop = open_shop("sqlite")
+    name, relay = shop.name, shop.relay
+    limit = record_writer.record_bytes_max(cluster, relay.topic)
+    sizes = [(size, 40) for size in range(limit - 400, limit + 50, 50)]
+    sizes += [(limit - size, size) for size in range(100, 1_000, 100)]
+    sizes += [(limit // 3, limit // 3), (limit // 2, limit // 2)]
+    with SourceConnection(relay.source) as opened:
+        for number, (size, headers_size) in enumerate(sizes):
+            noise = random.Random(number)
+            headers = {"trace": noise.randbytes(headers_size // 2).hex()}
+            opened.execute(
+                "INSERT INTO instep_outbox (document, value, headers) VALUES (?, ?, ?)",
+                (f"job-{number}", noise.randbytes(size), json.dumps(headers)),
+            )
+    progress, _ = run_once(name, relay, cluster)
+    assert progress.rows + progress.dead == len(sizes)
+    assert progress.rows > 1
+    assert progress.dead > 1
+    [(kept,)] = run_sql(relay.source, "SELECT count(*) FROM instep_outbox_dead")
+    assert kept == progress.dead
 
 
 def _writer(
