@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -40,9 +41,7 @@ def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
     return ResetPlan(name, to, row.published_rows, CONSEQUENCES[to])
 
 
-def execute(
-    name: str, relay: settings.Relay, cluster: connection.Cluster, to: Place
-) -> RelayPosition:
+def execute(name: str, relay: settings.Relay, cluster: connection.Cluster, to: Place) -> None:
     """Write the new position. A process that is active meanwhile is fenced by this."""
     lease = Lease(relay, name)
     try:
@@ -59,21 +58,22 @@ def execute(
         )
         try:
             writer.start()
-            new = _position(name, relay, cluster, lease.read(), to)
-            writer.begin()
-            writer.commit(positions.encode(new))
+            for new in _positions(name, relay, cluster, lease.read(), to):
+                lease.renew(None, is_counted=False)
+                writer.begin()
+                writer.commit(positions.encode(new))
         finally:
             writer.close()
         lease.mark_started()
-        return new
     finally:
         lease.release()
         lease.close()
 
 
-def _position(
+def _positions(
     name: str, relay: settings.Relay, cluster: connection.Cluster, row: LeaseRow, to: Place
-) -> RelayPosition:
+) -> Iterator[RelayPosition]:
+    """Yield the positions to write, one after the other."""
     topic = topics.describe(cluster, relay.topic)
     if to == "current":
         found = position_topic.read(cluster, position_topic.of_relay(name))
@@ -81,24 +81,24 @@ def _position(
             raise errors.SettingsError(
                 f"relay {name!r} has no position", "use --to start or --to end"
             )
-        return msgspec.structs.replace(
+        yield msgspec.structs.replace(
             positions.decode(found, name),
             cluster_id=topic.cluster_id,
             topic_id=topic.id,
             partitions=len(topic.partitions),
         )
-    is_skipped = to == "end"
+        return
     reader = sources.open_reader(relay, name)
     try:
         reader.adopt()
-        return positions.new(
-            row,
-            topic,
-            reader.last_position() if is_skipped else reader.first_position(),
-            # One more than the source knows: the next session then deletes these rows.
-            sequence=row.sequence + 1 if is_skipped else row.sequence,
-            beat=row.beat,
-        )
+        if to == "start":
+            first = reader.first_position()
+            yield positions.new(row, topic, first, sequence=row.sequence, beat=row.beat)
+            return
+        for sequence, skipped in enumerate(reader.skip(), start=row.sequence + 1):
+            yield positions.new(row, topic, skipped, sequence=sequence, beat=row.beat)
+            # As after any transaction. If this one is interrupted, the next session does it.
+            reader.done(sequence)
     finally:
         reader.close()
 

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from instep import errors, settings
@@ -33,6 +33,7 @@ from instep.sources.outbox_reader import (
 )
 
 DELETED_AT_ONCE = 5_000  # ids of one statement
+SKIPPED_AT_ONCE = 20_000  # rows, by a reset
 SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 # Status variables with the end of InnoDB's log, and how far it is on disk. MySQL has them since
 # 8.0.30.
@@ -58,14 +59,17 @@ class IdReader(OutboxReader):
     def first_position(self) -> dict[str, Any]:
         return _position([])
 
-    def last_position(self) -> dict[str, Any]:
-        return _position(
-            self._rows(
-                self._opened.select(
-                    f"SELECT {self._columns} FROM {self._table} ORDER BY {self._id}"
-                )
-            )
-        )
+    def skip(self) -> Iterator[dict[str, Any]]:
+        last = self._opened.value(f"SELECT max({self._id}) FROM {self._table}")
+        while last is not None:
+            rows, _ = self._collect(SKIPPED_AT_ONCE, functools.partial(self._following, [], 0))
+            rows = [row for row in rows if row.id <= last]
+            if not rows:
+                break
+            self._taken.append([row.id for row in rows])
+            yield _position(rows)
+        self._taken.append([])
+        yield _position([])
 
     def recover(self, found: LastTransaction) -> None:
         """Delete the last published batch, if its rows are still there and are the same."""

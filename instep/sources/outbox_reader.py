@@ -8,7 +8,7 @@ with the rows.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -74,8 +74,11 @@ class OutboxReader(abc.ABC):
         """Return the position before all rows that the outbox has now."""
 
     @abc.abstractmethod
-    def last_position(self) -> dict[str, Any]:
-        """Return the position behind all rows that the outbox has now."""
+    def skip(self) -> Iterator[dict[str, Any]]:
+        """Yield positions, the last of which is behind all rows that the outbox has now.
+
+        Whoever publishes one calls `done` before taking the next.
+        """
 
     @abc.abstractmethod
     def recover(self, found: LastTransaction) -> None:

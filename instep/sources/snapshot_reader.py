@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -60,9 +61,11 @@ class SnapshotReader(OutboxReader):
     def first_position(self) -> dict[str, Any]:
         return {**self._facts(), "seen": NOTHING}
 
-    def last_position(self) -> dict[str, Any]:
+    def skip(self) -> Iterator[dict[str, Any]]:
         snapshot = str(self._side.value("SELECT pg_current_snapshot()::text"))
-        return {**self._facts(), "seen": snapshot}
+        last_id = int(self._side.value(f"SELECT COALESCE(max({self._id}), 0) FROM {self._table}"))
+        self._returned.append((snapshot, last_id))
+        yield {**self._facts(), "seen": snapshot}
 
     def recover(self, found: LastTransaction) -> None:
         """Check that the server is the one that the position knows, and has lost nothing."""

@@ -232,7 +232,7 @@ def test_many_rows_are_published_in_batches_that_grow(
     assert sum(map(len, found.values())) == rows
     reader = SnapshotReader(relay, name)
     try:
-        snapshot = reader.last_position()["seen"]
+        snapshot = next(iter(reader.skip()))["seen"]
         reader.clean_up_now(snapshot, first + rows - 1)
     finally:
         reader.close()
@@ -265,7 +265,7 @@ def test_an_outbox_with_other_names_can_be_relayed(
     assert published(cluster, relay.topic) == {"d": [1]}
     if kind == "postgres":
         reader = SnapshotReader(relay, name)
-        reader.clean_up_now(reader.last_position()["seen"], 1)
+        reader.clean_up_now(next(iter(reader.skip()))["seen"], 1)
         reader.close()
     assert run_sql(url, "SELECT count(*) FROM events") == [(0,)]
 

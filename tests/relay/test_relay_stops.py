@@ -20,7 +20,9 @@ from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
 from instep.relay.session import LeaseKeeper
 from instep.sinks import target
+from instep.sources import id_reader
 from instep.sources.connection import SourceConnection
+from instep.sources.id_reader import IdReader
 from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxReader
 from tests.relay.restored_servers import (
@@ -263,6 +265,48 @@ def test_a_process_that_still_deletes_its_last_batch_does_not_stop_the_next_one(
     assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_rows_are_skipped_in_portions_and_only_those_of_now(
+    kind: str,
+    open_shop: Callable[..., PrintShop],
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Add a row while the others are being skipped: it is published."""
+    monkeypatch.setattr(id_reader, "SKIPPED_AT_ONCE", 10)
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(40)
+    expected = 1
+    if kind != "postgres":
+        monkeypatch.setattr(IdReader, "_collect", _adding(IdReader._collect, shop, "job-1"))
+        expected = shop.counts().get("job-1", 0) + 1
+    reset.execute(name, relay, cluster, "end")
+    if kind == "postgres":
+        with SourceConnection(url) as opened, opened.transaction():
+            shop.change(opened, "job-1")
+        expected = shop.counts()["job-1"]
+    run_once(name, relay, cluster)
+    assert published(cluster, relay.topic) == {"job-1": [expected]}
+    if kind != "postgres":
+        assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
+
+
+def _adding(call: Callable[..., Any], shop: PrintShop, document: str) -> Callable[..., Any]:
+    """Return the call, before which an event is added once."""
+    is_added = False
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        nonlocal is_added
+        if not is_added:
+            is_added = True
+            with SourceConnection(shop.relay.source) as opened, opened.transaction():
+                shop.change(opened, document)
+        return call(*arguments, **options)
+
+    return called
+
+
 def test_rows_of_another_postgres_cluster_stop_the_relay(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
@@ -367,7 +411,7 @@ def test_a_record_just_below_the_limit_of_the_topic_does_not_end_the_session(
     """Use values that cannot be compressed: the topic limits a batch, with its own bytes."""
     shop = open_shop("sqlite")
     name, relay = shop.name, shop.relay
-    limit = record_writer.record_bytes_max(cluster, relay.topic)
+    limit = record_writer.record_bytes_max(cluster, relay.topic) + record_writer.BATCH_BYTES
     sizes = [(size, 40) for size in range(limit - 400, limit + 50, 50)]
     sizes += [(limit - size, size) for size in range(100, 1_000, 100)]
     sizes += [(limit // 3, limit // 3), (limit // 2, limit // 2)]
