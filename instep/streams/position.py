@@ -6,6 +6,8 @@ import msgspec
 
 from instep import errors
 
+RESET = "reset"  # stands in positions instead of the id of a run
+
 
 class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Written in the same transaction as the records that it describes.
@@ -54,6 +56,17 @@ def missing(stream: str, partitions: list[int], why: str) -> errors.PositionMiss
     return errors.PositionMissing(
         f"stream {stream!r} has published records of partition {places} before, but {why}",
         f"decide where to continue: instep stream reset {stream} --to PLACE; then: instep run",
+    )
+
+
+def doubtful(stream: str, partitions: list[int], why: str) -> errors.PositionMissing:
+    """Return the error for partitions that may have had a position."""
+    places = ", ".join(map(str, partitions))
+    return errors.PositionMissing(
+        f"stream {stream!r} has no position of partition {places}, and may have published records"
+        f" of it before: {why}",
+        f"if it is new: instep stream reset {stream} --to start --execute; then: instep run\n"
+        f"otherwise decide where to continue: instep stream reset {stream} --to PLACE",
     )
 
 

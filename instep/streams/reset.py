@@ -18,7 +18,6 @@ from instep.streams import position, starts
 from instep.streams.position import StreamPosition
 
 CURRENT = "current"  # the place where the stream is; only the topics are accepted as they are
-WRITER = "reset"  # stands in positions instead of the id of a run
 
 
 class MovedPartition(msgspec.Struct, frozen=True):
@@ -82,7 +81,7 @@ def execute(cluster: Cluster, name: str, stream: settings.Stream, planned: Strea
             target_id=target.id,
             target_partitions=len(target.partitions),
             epoch=epoch,
-            run=WRITER,
+            run=position.RESET,
             records=before.records if before else 0,
             published=before.published if before else 0,
             dead=before.dead if before else 0,

@@ -101,7 +101,9 @@ class StreamRunner(FlowRunner):
 
     def _start_flow(self) -> Flow:
         """Check topics and positions, take an epoch, and start at the positions."""
-        start = self._confirmed(lambda: starts.inspect(self.cluster, self.name, self._stream))
+        start = self._confirmed(
+            lambda: starts.inspect(self.cluster, self.name, self._stream, thorough=True)
+        )
         self._take_epoch(start.positions)
         starts.prepare(self.cluster, self.name, start)
         self._plan = self._planned(start)

@@ -21,7 +21,10 @@ from instep.streams import output, position
 from instep.streams.plan import reader_of, refuse_changed_target, target_gone
 from instep.streams.position import StreamPosition
 
-TRACES = 500  # offsets at the end of each output partition in which the stream looks for itself
+# Offsets of the output in which a stream looks for itself: at the end of each partition, or, if no
+# run has left a position, everywhere.
+TRACES = 500
+TRACES_MAX = 1_000_000
 
 Positions = Mapping[int, StreamPosition]
 
@@ -56,8 +59,13 @@ def read_positions(cluster: Cluster, name: str) -> dict[int, StreamPosition]:
     return {part: position.decode(value, name, part) for part, value in found.items()}
 
 
-def inspect(cluster: Cluster, name: str, stream: settings.Stream) -> StreamStart:
-    """Check topics and positions; raise what keeps the stream from starting."""
+def inspect(
+    cluster: Cluster, name: str, stream: settings.Stream, *, thorough: bool = False
+) -> StreamStart:
+    """Check topics and positions; raise what keeps the stream from starting.
+
+    Only if this is `thorough`, a stream whose positions are all gone may start: it takes longer.
+    """
     known = read_positions(cluster, name)
     reader = reader_of(name)
     source = continuity.describe(cluster, reader, stream.source, known)
@@ -72,7 +80,11 @@ def inspect(cluster: Cluster, name: str, stream: settings.Stream) -> StreamStart
     continuity.refuse_expired(cluster, reader, source, known)
     continuity.refuse_diverged(cluster, reader, source, known)
     begins = pending.begins(cluster, source, stream.start, known)
-    in_doubt = published_before(cluster, name, stream, begins) if begins else set()
+    in_doubt: set[int] = set()
+    if begins:
+        has_begun = any(one.run != position.RESET for one in known.values())
+        everywhere = thorough and not has_begun
+        in_doubt = published_before(cluster, name, stream, begins, everywhere=everywhere)
     return StreamStart(source, target, known, begins, in_doubt)
 
 
@@ -90,18 +102,28 @@ def refuse_foreign(name: str, stream: settings.Stream, known: Positions) -> None
 
 
 def published_before(
-    cluster: Cluster, name: str, stream: settings.Stream, partitions: Collection[int]
+    cluster: Cluster,
+    name: str,
+    stream: settings.Stream,
+    partitions: Collection[int],
+    *,
+    everywhere: bool,
 ) -> set[int]:
     """Return the partitions without a position that were published before.
 
     Raise if the position of one is lost: from the start, its records would be published again.
     An open transaction may hold a position back. Then only the task finds out, which ends it.
+
+    If no run has left a position (`everywhere`), the topic of the positions may have been deleted.
+    Then the whole output must show that nothing was published, or it is not certain.
     """
     topic = position_topic.of_stream(name, 0).topic
     spans = _spans(cluster, topic, partitions)
-    # Compaction keeps the first offset: only somebody who removed records moves it.
-    removed = {part for part, span in spans.items() if span.first > 0}
-    traced = removed | (_traces(cluster, name, stream.target) & set(partitions))
+    removed = _removed(cluster, topic, spans)
+    published, unread = _traces(cluster, name, stream, everywhere=everywhere)
+    traced = removed | (published & set(partitions))
+    if everywhere and traced:
+        traced = set(partitions)  # a run that publishes has claimed them all
     lost = [
         part
         for part in sorted(traced)
@@ -109,7 +131,28 @@ def published_before(
     ]
     if lost:
         raise position.missing(name, lost, f"topic {topic!r} has no position")
+    if unread and not traced:
+        raise position.doubtful(
+            name,
+            sorted(partitions),
+            f"topic {unread!r}, where they would be, no longer has all its records or has too many",
+        )
     return traced
+
+
+def _removed(cluster: Cluster, topic: str, spans: Mapping[int, Span]) -> set[int]:
+    """Return the partitions that had a position.
+
+    Only a first claim that was never committed leaves offsets without one: its record is the first.
+    Compaction and deletion remove the first record before any other.
+    """
+    used = {part: (0, 1) for part, span in spans.items() if span.end > 0}
+    claims = {
+        part
+        for part, message in reading.messages(cluster, topic, used, committed=False)
+        if message.key() == position_topic.KEY and message.value() is not None
+    }
+    return used.keys() - claims
 
 
 def prepare(cluster: Cluster, name: str, start: StreamStart) -> None:
@@ -144,19 +187,28 @@ def _spans(cluster: Cluster, topic: str, partitions: Collection[int]) -> dict[in
     return {part: span for (_, part), span in found.items()}
 
 
-def _traces(cluster: Cluster, name: str, target: str) -> set[int]:
-    """Return the partitions of which the end of the output topic has records.
+def _traces(
+    cluster: Cluster, name: str, stream: settings.Stream, *, everywhere: bool
+) -> tuple[set[int], str | None]:
+    """Return the partitions of which the output has records, and a topic that cannot tell.
 
     Records of open and aborted transactions count too: a partition is claimed, which writes its
-    position, before the first record is published.
+    position, before the first record is published. Dead letters are output.
     """
-    parts = topics.describe(cluster, target).partitions
-    firsts = offsets.earliest(cluster, target, parts)
-    ends = offsets.latest(cluster, target, parts, committed=False)
-    ranges = {part: (max(firsts[part], ends[part] - TRACES), ends[part]) for part in parts}
     found: set[int] = set()
-    for part, message in reading.messages(cluster, target, ranges, committed=False):
-        origin = output.origin(offsets.record(message, part).headers, name)
-        if origin is not None:
-            found.add(origin)
-    return found
+    unread = None
+    for topic in filter(None, (stream.target, stream.dead_letters)):
+        parts = topics.describe(cluster, topic).partitions
+        firsts = offsets.earliest(cluster, topic, parts)
+        ends = offsets.latest(cluster, topic, parts, committed=False)
+        look_back = TRACES
+        if everywhere:
+            look_back = max(TRACES, TRACES_MAX // len(parts))
+            if any(firsts[part] > 0 or ends[part] > look_back for part in parts):
+                unread = topic
+        ranges = {part: (max(firsts[part], ends[part] - look_back), ends[part]) for part in parts}
+        for part, message in reading.messages(cluster, topic, ranges, committed=False):
+            origin = output.origin(offsets.record(message, part).headers, name)
+            if origin is not None:
+                found.add(origin)
+    return found, unread

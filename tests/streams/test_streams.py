@@ -13,7 +13,7 @@ from instep.kafka import configs, offsets, position_topic, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.record_writer import Headers
 from instep.pipeline.runner import RunnerState
-from instep.streams import output, starts
+from instep.streams import output, reset, starts
 from instep.streams.runner import StreamRunner
 from tests.pipeline import bad_input
 from tests.support.producing import IN_ORDER
@@ -82,10 +82,10 @@ def test_the_id_of_a_record_is_the_same_however_often_it_is_published(
     name, stream = declare(cluster, guarantee="at-least-once")
     send(cluster, stream.source, event("job-1", 1))
     _ended(copy(name, stream, once=True))
-    topics.delete(cluster, position_topic.of_stream(name, 0).topic)
-    _forget_output(cluster, stream.target)
+    _reset(cluster, name, stream, "start", [])
     _ended(copy(name, stream, once=True))
     ids = {own_id(record) for record in log(cluster, stream.target)}
+    assert len(log(cluster, stream.target)) == 2
     topic_id = topics.kafka_spelling(topics.describe(cluster, stream.source).id)
     (partition,) = [record.partition for record in log(cluster, stream.source)]
     assert ids == {f"{name}/{topic_id}/{partition}/0/0"}
@@ -137,7 +137,7 @@ def _published_once(cluster: Cluster, copy: Copy, **changes: Any) -> tuple[str, 
 
 def test_a_position_that_was_lost_stops_the_stream(cluster: Cluster, copy: Copy) -> None:
     name, stream = _published_once(cluster, copy)
-    topics.delete(cluster, position_topic.of_stream(name, 0).topic)
+    _delete_positions(cluster, name)
     before = contents(log(cluster, stream.target))
     with pytest.raises(errors.PositionMissing, match="has published records of partition 0, 1, 2"):
         _ended(copy(name, stream, once=True))
@@ -154,6 +154,74 @@ def test_a_position_that_was_removed_from_its_topic_stops_the_stream(
     _forget_output(cluster, stream.target)
     with pytest.raises(errors.PositionMissing, match="of partition 1 before"):
         _ended(copy(name, stream, once=True))
+
+
+def test_a_lost_position_is_noticed_behind_many_records_of_others(
+    cluster: Cluster, copy: Copy
+) -> None:
+    name, stream = _published_once(cluster, copy)
+    _delete_positions(cluster, name)
+    for partition in range(2):
+        send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=partition)
+    with pytest.raises(errors.PositionMissing, match="has published records of partition 0, 1, 2"):
+        _ended(copy(name, stream, once=True))
+
+
+def test_a_position_that_may_have_been_lost_stops_the_stream(cluster: Cluster, copy: Copy) -> None:
+    name, stream = _published_once(cluster, copy)
+    _delete_positions(cluster, name)
+    _forget_output(cluster, stream.target)
+    with pytest.raises(errors.PositionMissing, match="may have published") as stopped:
+        _ended(copy(name, stream, once=True))
+    assert f"instep stream reset {name} --to start" in stopped.value.remedy
+    _reset(cluster, name, stream, "start", [])
+    _ended(copy(name, stream, once=True))
+    assert same(cluster, stream)
+
+
+def test_a_reset_of_one_partition_decides_nothing_about_the_others(
+    cluster: Cluster, copy: Copy
+) -> None:
+    name, stream = _published_once(cluster, copy)
+    _delete_positions(cluster, name)
+    for partition in range(2):
+        send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=partition)
+    _reset(cluster, name, stream, "end", [0])
+    with pytest.raises(errors.PositionMissing, match="of partition 1, 2 before"):
+        _ended(copy(name, stream, once=True))
+
+
+def test_a_position_that_was_deleted_in_its_topic_stops_the_stream(
+    cluster: Cluster, copy: Copy
+) -> None:
+    """Compaction removes the position behind a tombstone, and keeps the first offset."""
+    name, stream = _published_once(cluster, copy)
+    topic = position_topic.of_stream(name, 0).topic
+    _delete_positions(cluster, name)
+    _reset(cluster, name, stream, "end", [0, 2])
+    send(cluster, topic, (position_topic.KEY, None), partition=1)
+    _forget_output(cluster, stream.target)
+    with pytest.raises(errors.PositionMissing, match="of partition 1 before"):
+        _ended(copy(name, stream, once=True))
+
+
+def test_a_stream_that_is_new_begins_beside_records_of_others(cluster: Cluster, copy: Copy) -> None:
+    name, stream = declare(cluster)
+    send(cluster, stream.source, *(event(f"job-{n}", 1) for n in range(20)))
+    send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=0)
+    _ended(copy(name, stream, once=True))
+    assert len(log(cluster, stream.target)) == 620
+
+
+def _delete_positions(cluster: Cluster, name: str) -> None:
+    topic = position_topic.of_stream(name, 0).topic
+    topics.delete(cluster, topic)
+    wait_until(lambda: topic not in topics.names(cluster), "the end of the topic")
+
+
+def _reset(cluster: Cluster, name: str, stream: Any, place: str, partitions: list[int]) -> None:
+    planned = reset.plan(cluster, name, stream, place, partitions)
+    reset.execute(cluster, name, stream, planned)
 
 
 def test_the_position_of_a_stream_between_other_topics_stops_it(
