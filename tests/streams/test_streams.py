@@ -214,9 +214,7 @@ def test_a_stream_that_is_new_begins_beside_records_of_others(cluster: Cluster, 
 
 
 def _delete_positions(cluster: Cluster, name: str) -> None:
-    topic = position_topic.of_stream(name, 0).topic
-    topics.delete(cluster, topic)
-    wait_until(lambda: topic not in topics.names(cluster), "the end of the topic")
+    topics.delete(cluster, position_topic.of_stream(name, 0).topic)
 
 
 def _reset(cluster: Cluster, name: str, stream: Any, place: str, partitions: list[int]) -> None:
