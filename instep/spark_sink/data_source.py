@@ -79,7 +79,7 @@ class _SinkWriter:
             self._targets = opened.inspect()
 
     def _encode(self, batches: Iterator[pa.RecordBatch], write: str | None = None) -> SinkCommit:
-        message = task.run(batches, self._definition, self._targets, write)
+        message = task.run(batches, self._definition, self._targets, write=write)
         return SinkCommit(msgspec.msgpack.encode(message))
 
     def _merge(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from instep import errors
 from instep.spark_sink import definition
+from instep.spark_sink.collecting import RowCollector
 from instep.spark_sink.definition import SinkDefinition, SinkTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from instep.sinks.target import Target
-    from instep.spark_sink.merge import MergeResult, TaskMessage
+    from instep.spark_sink.merge import MergeResult
 
 
 def sink(
@@ -36,6 +34,7 @@ class BatchSink:
 
     def __init__(self, defined: SinkDefinition) -> None:
         self._definition = defined
+        self._collector = RowCollector(defined)
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, unless it was written before."""
@@ -62,7 +61,7 @@ class BatchSink:
             )
         with session.session_of(self._definition, schema) as opened:
             targets = opened.inspect()
-        messages = _collect(rows, self._definition, targets)
+        messages = self._collector.collect(rows, targets, only_count=planned.offsets is not None)
         batch = IncomingBatch(
             planned.query_id,
             planned.run_id,
@@ -93,20 +92,21 @@ class _Planned(msgspec.Struct, frozen=True):
 
         if not hasattr(rows, "_jdf"):
             return cls._of_connect(rows)
-        execution: Any = _execution_of(rows)
-        if execution is None:
+        running = _running(rows)
+        if running is None:
             raise errors.SettingsError(
                 "the rows do not come from a streaming query",
                 "pass the sink to writeStream.foreachBatch, or write a batch:"
                 ' df.write.format("instep")',
             )
+        execution = running.execution
         return cls(
-            execution.id().toString(),
-            execution.runId().toString(),
+            running.query_id,
+            running.run_id,
             decision.planned(
                 _offsets(execution.committedOffsets()), _offsets(execution.availableOffsets())
             ),
-            execution.outputMode().toString() == "Complete",
+            running.is_complete,
         )
 
     @classmethod
@@ -126,16 +126,42 @@ class _Planned(msgspec.Struct, frozen=True):
         return cls(str(active[0].id), str(active[0].runId))
 
 
-def _execution_of(rows: DataFrame) -> Any:
-    """Return the running query in Spark's JVM; None if the rows are not of a stream."""
+class _Running(msgspec.Struct, frozen=True):
+    """A query that runs: its object in Spark's JVM, and what does not change while it runs."""
+
+    execution: Any
+    query_id: str
+    run_id: str
+    is_complete: bool
+
+
+_known: dict[tuple[str, str], _Running] = {}  # by query and run; calls into the JVM take time
+KNOWN_MAX = 8
+
+
+def _running(rows: DataFrame) -> _Running | None:
+    """Return the running query; None if the rows are not of a stream."""
     context: Any = rows.sparkSession.sparkContext
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None
-    session: Any = rows.sparkSession
-    # Not from the session's own list of queries: this session is a copy of the one that has it.
-    running = session._jsparkSession.sharedState().activeStreamingQueries()
-    return running.get(context._jvm.java.util.UUID.fromString(query_id))
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    found = _known.get((query_id, run_id))
+    if found is None:
+        session: Any = rows.sparkSession
+        # Not from the session's own list of queries: this session is a copy of the one with it.
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        execution = running.get(context._jvm.java.util.UUID.fromString(query_id))
+        if execution is None:
+            return None
+        is_complete = execution.outputMode().toString() == "Complete"
+        found = _Running(execution, query_id, execution.runId().toString(), is_complete)
+        # A user may have set a job group of their own, which would name all later runs too.
+        if run_id == found.run_id:
+            while len(_known) >= KNOWN_MAX:
+                _known.pop(next(iter(_known)), None)
+            _known[query_id, run_id] = found
+    return found
 
 
 def _offsets(progress: Any) -> str:
@@ -155,24 +181,3 @@ def _canonical(offsets: str) -> str:
     except msgspec.DecodeError:
         return offsets
     return msgspec.json.encode(parsed, order="deterministic").decode()
-
-
-def _collect(rows: DataFrame, defined: SinkDefinition, targets: list[Target]) -> list[TaskMessage]:
-    """Run the tasks, and return their messages."""
-    from instep.spark_sink.merge import TaskMessage
-
-    def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        from instep.spark_sink import task
-
-        packed = msgspec.msgpack.encode(task.run(batches, defined, targets))
-        yield pa.record_batch([pa.array([packed])], names=["message"])
-
-    if hasattr(rows, "_jdf"):
-        from instep.pipeline.micro_batch.arrow import map_batches
-
-        mapped = map_batches(rows, encode, "message binary")
-    else:
-        mapped = rows.mapInArrow(encode, "message binary")
-    return [msgspec.msgpack.decode(bytes(row[0]), type=TaskMessage) for row in mapped.collect()]

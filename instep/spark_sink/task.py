@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,21 +25,39 @@ TRIES_MAX = 8
 QUERY_ID, RUN_ID, BATCH_ID = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
 
 
+class Counted:
+    """Arrow batches, with the rows and bytes that have passed."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.rows = self.bytes = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            self.bytes += batch.nbytes
+            yield batch
+
+
 def run(
     batches: Iterable[pa.RecordBatch],
     definition: SinkDefinition,
     targets: Sequence[Target],
+    *,
     write: str | None = None,
+    only_count: bool = False,
+    message_bytes: int | None = None,
 ) -> TaskMessage:
     """Return the message for the driver, with the rows or with the token of staged ones.
 
     `write` is the run id of a single write; the job of a stream knows that of its run.
+    `message_bytes` are at most in a message. With `only_count`, the digest is the number of rows.
     """
     query_id, run_id, batch_id = (_property(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
     run_id = write or run_id
     probe, number = find_probe(), int(batch_id or 0)
     probe(ProbeEvent(definition.name, 0, 0, number, number))
-    digest = encoding.RowDigest()
+    digest = encoding.RowDigest(only_count=only_count)
     chunks: list[bytes] = []
     size = 0
     stage: _Stage | None = None
@@ -47,7 +65,7 @@ def run(
         for chunk in encoding.encode(batches, definition.tables, digest):
             chunks.append(chunk)
             size += len(chunk)
-            if stage is None and size > MESSAGE_BYTES_MAX:
+            if stage is None and size > (message_bytes or MESSAGE_BYTES_MAX):
                 stage = _Stage(definition, targets[0], run_id, number)
             if stage is not None and size > STAGE_BYTES:
                 stage.add(chunks)

@@ -13,6 +13,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as sf
 
 import instep
+from instep.spark_sink import collecting
+from instep.spark_sink.collecting import RowCollector
 from tests.support import cli
 from tests.support.databases import run_sql
 from tests.support.spark_doors import (
@@ -96,6 +98,34 @@ def test_running_counts_are_written_in_update_mode(spark: Any, url: str, tmp_pat
     assert "logOffset" in offsets
     with pytest.raises(StreamingQueryException, match=r'outputMode\("complete"\)'):
         run_for_each(counts, sink, tmp_path / "another", mode="complete")
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_batch_that_grows_is_done_again_through_tasks(
+    spark: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    monkeypatch.setattr(collecting, "ROWS_MIN", 3)
+    monkeypatch.setattr(collecting, "DIRECT_BYTES_MAX", 600)
+    ways: list[str] = []
+    for way in ("_directly", "_through_tasks"):
+        original = getattr(RowCollector, way)
+
+        def noted(*given: Any, way: str = way, original: Any = original) -> Any:
+            found = original(*given)
+            ways.append(way if found else f"{way}: too many")
+            return found
+
+        monkeypatch.setattr(RowCollector, way, noted)
+    for number, ids in enumerate([range(3), range(3, 7), range(7, 99), range(99, 101)]):
+        add_rows(tmp_path / "in", number + 1, rows(*ids))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA).repartition(partitions)
+
+    table = instep.table("orders", key="order_id", order="version")
+    run_for_each(stream, instep.sink(url, table), tmp_path / "checkpoint", mode="append")
+
+    again = ["_directly: too many", "_through_tasks"]
+    assert ways == ["_through_tasks", "_directly", *again, "_through_tasks"]
+    assert run_sql(url, "SELECT count(*), sum(order_id) FROM orders") == [(101, 5_050)]
 
 
 def test_several_tables_are_written_together(spark: Any, url: str, tmp_path: Path) -> None:
