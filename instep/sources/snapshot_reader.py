@@ -10,6 +10,7 @@ began before the first one's.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -40,11 +41,7 @@ class SnapshotReader(OutboxReader):
         # for what cannot run inside a tick, which is a read-only transaction
         self._side = self._writing = SourceConnection(relay.source)
         self._identity = self._server()
-        self._has_ring = bool(
-            self._side.value(
-                "SELECT count(*) FROM pg_inherits WHERE inhparent = ?::regclass", (self._table,)
-            )
-        )
+        self._has_ring = self._is_ring()
         self._is_binary = self._has_plain_types()
         self._seen = NOTHING  # everything visible in it was returned
         self._tick: str | None = None  # the snapshot that is being read
@@ -207,6 +204,24 @@ class SnapshotReader(OutboxReader):
             " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int"
         )[0]
         return system, timeline
+
+    def _is_ring(self) -> bool:
+        """Return whether the table has the partitions that `instep relay init` creates."""
+        key, id_ = self._side.select(
+            "SELECT pg_get_partkeydef(?::regclass), quote_ident(?)",
+            (self._table, self._relay.columns.id),
+        )[0]
+        if key is None:
+            return False
+        ring = f"LIST{id_}>>{tables.PARTITION_BITS}&{tables.PARTITIONS - 1}"
+        names = self._side.select(
+            "SELECT relname::text FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid"
+            " WHERE inhparent = ?::regclass",
+            (self._table,),
+        )
+        wanted = tables.partition_names(target.table_name(self._relay.outbox))
+        is_named = {name for (name,) in names} == {part.name for part in wanted}
+        return is_named and re.sub(r"[\s()]|::bigint", "", key) == ring
 
     def _facts(self) -> dict[str, Any]:
         system, timeline = self._identity

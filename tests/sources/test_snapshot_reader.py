@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from instep.kafka.connection import Cluster
+from instep.sources import tables
 from instep.sources.snapshot_reader import SnapshotReader
-from tests.relay.support import declare
+from tests.relay.support import declare, run_once
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop
 
@@ -53,4 +54,48 @@ def test_rows_that_were_committed_during_a_tick_are_read_behind_it(
     assert later is not None
     assert [row.document for row in later.rows] == ["c"]
     assert reader.next(2) is None
+    reader.close()
+
+
+def test_published_rows_of_an_outbox_with_other_partitions_are_deleted(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    url = new_database("postgres")
+    columns = {"id": "seq", "document": "doc", "value": "value", "headers": None}
+    name, relay = declare(url, cluster, outbox="events", columns=columns)
+    partitions = [
+        f"CREATE TABLE events_{part} PARTITION OF events"
+        f" FOR VALUES WITH (MODULUS 4, REMAINDER {part})"
+        for part in range(4)
+    ]
+    run_sql(
+        url,
+        "CREATE TABLE events (seq bigserial, doc text, value bytea,"
+        " xid xid8 NOT NULL DEFAULT pg_current_xact_id()) PARTITION BY HASH (doc)",
+        *partitions,
+    )
+    tables.prepare(relay, name)
+    insert = "INSERT INTO events (doc, value) SELECT n::text, '{}' FROM generate_series(1, 100) n"
+    run_sql(url, insert)
+    run_once(name, relay, cluster)
+    reader = SnapshotReader(relay, name)
+    [position] = reader.skip()
+    assert reader.clean_up_now(position["seen"], 100)
+    reader.close()
+    assert run_sql(url, "SELECT count(*) FROM events") == [(0,)]
+
+
+def test_the_outbox_that_init_creates_is_a_ring_whatever_its_names(
+    new_database: Callable[[str], str], cluster: Cluster
+) -> None:
+    """Delete nothing row by row: published partitions are emptied."""
+    url = new_database("postgres")
+    name, relay = declare(url, cluster, outbox='out"box')
+    tables.prepare(relay, name)
+    run_sql(url, """INSERT INTO "out""box" (document, value) VALUES ('a', '{}')""")
+    reader = SnapshotReader(relay, name)
+    [position] = reader.skip()
+    assert reader.clean_up_now(position["seen"], 1 << tables.PARTITION_BITS)
+    assert run_sql(url, 'SELECT count(*) FROM "out""box"') == [(0,)]
+    assert reader.clean_up_now(position["seen"], 1)
     reader.close()
