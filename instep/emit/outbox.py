@@ -37,6 +37,7 @@ KNOWN = MYSQL_NAMES | {
     "asyncpg",
 }
 MYSQL_IN_TRANSACTION = 1  # a bit of the server's status
+MYSQL_NO_SAVEPOINT = 1305
 POSTGRES_IDLE = 0  # libpq: no transaction is open
 
 
@@ -91,9 +92,11 @@ class Outbox:
         self, connection: Any, document: str, value: bytes | None, headers: dict[str, str] | None
     ) -> None:
         names, values = self._row(document, value, headers)
+        connection = _unpooled(connection)
         root = _root(connection)
         if root == "sqlalchemy":
             opened = connection.connection() if hasattr(connection, "get_bind") else connection
+            _refuse_sqlalchemy(opened)
             statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
             opened.exec_driver_sql(statement, values)
             return
@@ -112,10 +115,12 @@ class Outbox:
         self, connection: Any, document: str, value: bytes | None, headers: dict[str, str] | None
     ) -> None:
         names, values = self._row(document, value, headers)
+        connection = _unpooled(connection)
         root = _root(connection)
         if root == "sqlalchemy":
             is_session = hasattr(connection, "get_bind")
             opened = await connection.connection() if is_session else connection
+            await opened.run_sync(_refuse_sqlalchemy)
             statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
             await opened.exec_driver_sql(statement, values)
             return
@@ -179,6 +184,31 @@ def _backticks(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def _unpooled(connection: Any) -> Any:
+    """Return the driver's connection of one that was taken from SQLAlchemy's pool."""
+    is_pooled = hasattr(connection, "dbapi_connection") and hasattr(connection, "driver_connection")
+    return connection.driver_connection if is_pooled else connection
+
+
+def _refuse_sqlalchemy(opened: Any) -> None:
+    """Refuse a connection of SQLAlchemy with the isolation level AUTOCOMMIT.
+
+    Its transaction is begun here, as a statement would: some drivers do it only then.
+    """
+    begun = None if opened.in_transaction() else opened.begin()
+    pooled = opened.connection
+    driver = pooled.driver_connection
+    try:
+        if (root := _root(driver)) != "asyncpg":
+            _refuse_autocommit(driver, root)
+        elif pooled.dbapi_connection.isolation_level == "autocommit":  # else the next one begins it
+            raise _has_no_transaction()
+    except errors.SettingsError:
+        if begun is not None:
+            begun.rollback()
+        raise
+
+
 def _refuse_autocommit(connection: Any, root: str) -> None:
     """Refuse a connection without a transaction, as far as its driver tells.
 
@@ -186,13 +216,23 @@ def _refuse_autocommit(connection: Any, root: str) -> None:
     """
     match root:
         case "sqlite3" | "aiosqlite":
-            is_alone = connection.isolation_level is None and not connection.in_transaction
+            # Since Python 3.12, `autocommit` is True or False, or neither.
+            is_autocommit = getattr(connection, "autocommit", None) is True
+            is_alone = is_autocommit or connection.isolation_level is None
+            is_alone = is_alone and not connection.in_transaction
         case "psycopg" | "psycopg2":
             is_idle = connection.info.transaction_status == POSTGRES_IDLE
             is_alone = bool(connection.autocommit) and is_idle
-        case "pymysql" | "aiomysql":
+        case "pymysql" | "aiomysql" | "asyncmy":
             status = getattr(connection, "server_status", 0)
             is_alone = connection.get_autocommit() and not status & MYSQL_IN_TRANSACTION
+        case "mariadb":
+            is_idle = not connection.server_status & MYSQL_IN_TRANSACTION
+            is_alone = bool(connection.autocommit) and is_idle
+        case "mysql":  # it asks the server for `autocommit`
+            is_alone = not connection.in_transaction and connection.autocommit
+        case "MySQLdb":
+            is_alone = connection.get_autocommit() and not _has_transaction(connection)
         case "asyncpg":
             is_alone = not connection.is_in_transaction()
         case "django":
@@ -200,8 +240,27 @@ def _refuse_autocommit(connection: Any, root: str) -> None:
         case _:
             is_alone = False
     if is_alone:
-        raise errors.SettingsError(
-            "the connection has no transaction, so the event would not be committed together with"
-            " the change that it reports",
-            "begin a transaction, change the document's row, then add the event",
-        )
+        raise _has_no_transaction()
+
+
+def _has_transaction(connection: Any) -> bool:
+    """Ask MySQL: outside of a transaction, a savepoint is gone at once."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SAVEPOINT instep_outbox")
+        cursor.execute("RELEASE SAVEPOINT instep_outbox")
+    except Exception as error:
+        if error.args[:1] != (MYSQL_NO_SAVEPOINT,):
+            raise
+        return False
+    finally:
+        cursor.close()
+    return True
+
+
+def _has_no_transaction() -> errors.SettingsError:
+    return errors.SettingsError(
+        "the connection has no transaction, so the event would not be committed together with"
+        " the change that it reports",
+        "begin a transaction, change the document's row, then add the event",
+    )

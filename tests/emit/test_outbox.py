@@ -128,6 +128,97 @@ def test_sqlalchemy(outbox_url: str) -> None:
     assert stored(outbox_url) == BOTH + BOTH
 
 
+@pytest.mark.parametrize("outbox_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+def test_sqlalchemy_in_autocommit_is_refused(outbox_url: str) -> None:
+    url = outbox_url.replace("postgresql:", "postgresql+psycopg:").replace(
+        "mariadb:", "mariadb+pymysql:"
+    )
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    plain = sa.create_engine(url)
+    optional = plain.execution_options(isolation_level="AUTOCOMMIT")
+    try:
+        for one in (engine, optional):
+            with one.connect() as connection:
+                with pytest.raises(errors.SettingsError, match=REFUSED):
+                    Outbox().add(connection, EVENT)
+                assert not connection.in_transaction()
+            with Session(one) as session, pytest.raises(errors.SettingsError, match=REFUSED):
+                Outbox().add(session, EVENT)
+        with (
+            closing(engine.raw_connection()) as raw,
+            pytest.raises(errors.SettingsError, match=REFUSED),
+        ):
+            Outbox().add(raw, EVENT)
+        with closing(plain.raw_connection()) as raw:
+            use(raw)
+        with plain.connect() as connection:
+            use(connection)
+    finally:
+        engine.dispose()
+        plain.dispose()
+    assert stored(outbox_url) == BOTH + BOTH
+
+
+def connect_mysql_connector(**arguments: Any) -> Any:
+    driver: Any = pytest.importorskip("mysql.connector")
+    return driver.connect(**arguments, use_pure=True)
+
+
+def connect_mysqldb(**arguments: Any) -> Any:
+    driver: Any = pytest.importorskip("MySQLdb")
+    return driver.connect(**arguments)
+
+
+def connect_mariadb(**arguments: Any) -> Any:
+    driver: Any = pytest.importorskip("mariadb")
+    return driver.connect(**arguments)
+
+
+@pytest.mark.parametrize("outbox_url", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("connect", [connect_mysql_connector, connect_mysqldb, connect_mariadb])
+def test_further_drivers_of_mysql(connect: Callable[..., Any], outbox_url: str) -> None:
+    """Use each with transactions, in autocommit, and with a transaction begun by a statement."""
+    parts = urlparse(outbox_url)
+    arguments: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
+    with closing(connect(**arguments, database=parts.path[1:])) as connection:
+        use(connection)
+    assert stored(outbox_url) == BOTH
+    with closing(connect(**arguments, database=parts.path[1:], autocommit=True)) as connection:
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            Outbox().add(connection, EVENT)
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("BEGIN")
+        Outbox().add(connection, EVENT)
+        connection.commit()
+    assert len(stored(outbox_url)) == 3
+
+
+@pytest.mark.parametrize("outbox_url", ["mariadb"], indirect=True)
+def test_asyncmy(outbox_url: str) -> None:
+    asyncmy: Any = pytest.importorskip("asyncmy")
+    parts = urlparse(outbox_url)
+    arguments: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username,
+        "db": parts.path[1:],
+    }
+
+    async def main() -> None:
+        connection = await asyncmy.connect(**arguments)
+        await use_async(connection, connection.rollback, connection.commit)
+        await connection.autocommit(True)
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            await Outbox().add_async(connection, EVENT)
+        await connection.begin()
+        await Outbox().add_async(connection, EVENT)
+        await connection.commit()
+        await connection.ensure_closed()
+
+    asyncio.run(main())
+    assert len(stored(outbox_url)) == 3
+
+
 async def use_async(connection: Any, rollback: Any, commit: Any) -> None:
     outbox = Outbox()
     await outbox.add_async(connection, EVENT)
@@ -153,6 +244,13 @@ def test_asyncio_drivers_of_postgres(outbox_url: str) -> None:
         await connection.close()
 
     async def sqlalchemy_asyncio() -> None:
+        for driver in ("asyncpg", "psycopg"):
+            url = outbox_url.replace("postgresql:", f"postgresql+{driver}:")
+            alone = create_async_engine(url, isolation_level="AUTOCOMMIT")
+            async with alone.connect() as connection:
+                with pytest.raises(errors.SettingsError, match=REFUSED):
+                    await Outbox().add_async(connection, EVENT)
+            await alone.dispose()
         engine = create_async_engine(outbox_url.replace("postgresql:", "postgresql+asyncpg:"))
         async with engine.connect() as connection:
             await use_async(connection, connection.rollback, connection.commit)
@@ -173,6 +271,13 @@ def test_aiosqlite(outbox_url: str) -> None:
     async def main() -> None:
         async with aiosqlite.connect(outbox_url.removeprefix("sqlite:///")) as connection:
             await use_async(connection, connection.rollback, connection.commit)
+        alone = create_async_engine(
+            outbox_url.replace("sqlite:", "sqlite+aiosqlite:"), isolation_level="AUTOCOMMIT"
+        )
+        async with AsyncSession(alone) as session:
+            with pytest.raises(errors.SettingsError, match=REFUSED):
+                await Outbox().add_async(session, EVENT)
+        await alone.dispose()
 
     asyncio.run(main())
     assert stored(outbox_url) == BOTH
