@@ -8,11 +8,12 @@ import msgspec
 import pyarrow as pa
 
 from instep import errors
-from instep.archive import columns
+from instep.archive import columns, registration
+from instep.archive.files import Location
 from instep.archive.reader import ArchiveReader
 from instep.archive.table import ArchiveTable, Ranges
 from instep.document.records import Record
-from instep.kafka import groups, offsets, topics
+from instep.kafka import groups, offsets, position_topic, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
 from instep.pipeline import continuity, pending
@@ -44,15 +45,23 @@ def describe(cluster: Cluster, name: str, topic: str, table: ArchiveTable | None
         ) from error
 
 
-def refuse_gone(cluster: Cluster, name: str, topic: Topic, path: str) -> None:
-    """Raise if the archive has a position in Kafka, though there is no table."""
+def refuse_gone(cluster: Cluster, name: str, topic: Topic, location: Location) -> None:
+    """Raise if Kafka knows that the archive has begun, though there is no table."""
+    forget: list[str] = []
+    done = f"has begun to archive topic {topic.name!r}"
+    begun = registration.read(cluster, name)
+    # Another path for a topic that was created again is what TOPIC_REPLACED recommends.
+    if begun and (begun.path == location.full_path or begun.topic_id == topic.id):
+        forget.append(f"instep topics delete {position_topic.of_archive(name).topic} --execute")
     group = groups.mirror_name(name)
     if positions := groups.mirrored(cluster, group, topic.name, topic.partitions):
+        done = f"has archived {sum(positions.values()):,} offsets of topic {topic.name!r}"
+        forget.append(f"instep groups delete {group} --execute")
+    if forget:
         raise errors.ArchiveGone(
-            f"archive {name!r} has archived {sum(positions.values()):,} offsets of topic"
-            f" {topic.name!r}, but there is no table at {path}",
+            f"archive {name!r} {done}, but there is no table at {location.path}",
             "restore the folder, or mount its disk, or correct `path`;"
-            f" to begin a new archive: instep groups delete {group} --execute",
+            f" to begin a new archive: {'; then: '.join(forget)}",
         )
 
 

@@ -39,6 +39,11 @@ class Location(msgspec.Struct, frozen=True):
         """Return whether it is a folder of this machine."""
         return SCHEME not in self.path
 
+    @property
+    def full_path(self) -> str:
+        """Return the path from the root of this machine, or the URL."""
+        return str(Path(self.path).absolute()) if self.is_local else self.path
+
     def filesystem(self) -> pa_fs.FileSystem:
         """Return the file system whose root is the table's folder."""
         if self.is_local:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from instep import errors, settings
-from instep.archive import checks, table
+from instep.archive import checks, registration, table
 from instep.archive.compaction_thread import CompactionThread
 from instep.archive.files import locate
 from instep.archive.table import ArchivedTopic, ArchiveTable
@@ -88,7 +88,8 @@ class ArchiveRunner(FlowRunner):
     def _start_flow(self) -> Flow:
         """Start the flow at the table's positions.
 
-        1. Check that the table is the archive of this topic; create it if there never was one.
+        1. Check that the table is the archive of this topic; create it if there never was one,
+           which Kafka knows.
         2. Take a new epoch, which fences older runs.
         3. Check that the log holds what was archived and what comes next.
         """
@@ -100,6 +101,7 @@ class ArchiveRunner(FlowRunner):
             found = self._created(topic)
         found.refuse_changed()
         checks.refuse_replaced(self.name, topic, found)
+        registration.register(self.cluster, self.name, found)
         known = found.positions(topic.partitions)
         begins = checks.begins(self.cluster, topic, self._archive.start, known)
         self._epoch = found.take_epoch(begins, self._epoch)  # 2
@@ -116,7 +118,7 @@ class ArchiveRunner(FlowRunner):
         )
 
     def _created(self, topic: Topic) -> ArchiveTable:
-        checks.refuse_gone(self.cluster, self.name, topic, self._location.path)
+        checks.refuse_gone(self.cluster, self.name, topic, self._location)
         identity = ArchivedTopic(topic.name, topic.id, topic.cluster_id)
         return table.create(self.name, self._location, identity)
 
@@ -140,10 +142,7 @@ class ArchiveRunner(FlowRunner):
         self._lag.partitions = tuple(topic.partitions)
 
     def _mirror(self) -> None:
-        """Commit the positions to the archive's own consumer group, for other tools.
-
-        They also tell a table that was deleted from one that never existed.
-        """
+        """Commit the positions to the archive's own consumer group, for other tools."""
         positions = dict(self.progress.positions)
         if positions == self._mirrored or self.state is RunnerState.WAITING:
             return

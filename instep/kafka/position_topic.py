@@ -51,6 +51,11 @@ def of_stream(stream: str, partition: int) -> PositionPlace:
     return PositionPlace(f"instep-stream.{stream}", partition, ids)
 
 
+def of_archive(archive: str) -> PositionPlace:
+    """Return the place where an archive notes its table. It is written without transactions."""
+    return PositionPlace(f"instep-archive.{archive}", 0, ("", ""))
+
+
 def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool:
     """Create a position topic, or add what partitions it lacks; return False if it has them."""
     try:

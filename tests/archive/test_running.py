@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import uuid
@@ -19,7 +20,8 @@ from instep.archive.comparison import ArchiveVerdict
 from instep.archive.files import locate
 from instep.archive.runner import ArchiveRunner
 from instep.archive.share import ArchivePlan, ArchiveShares
-from instep.kafka import groups, topics
+from instep.kafka import groups, position_topic, topics
+from instep.kafka.admin import consumer_groups
 from instep.kafka.connection import Cluster
 from instep.pipeline import flow_runner
 from instep.pipeline.job import RunnerState
@@ -63,6 +65,7 @@ def archiving(
     spark: SparkSession, cluster: Cluster, declared: settings.Archive
 ) -> Iterator[Archiving]:
     """Return a function that starts the archive in two resident tasks."""
+    _forget(cluster)
     plan = ArchivePlan(declared.topic, locate(declared.path), declared.commit_every_s)
     shares = ArchiveShares(cluster.kafka, cluster.bootstrap, {"a": plan})
     engine = ResidentEngine(spark.sparkContext, "archive", shares, tasks=2)
@@ -78,6 +81,12 @@ def archiving(
     for runner in started:
         runner.stop(60)
     engine.close()
+
+
+def _forget(cluster: Cluster) -> None:
+    """Forget the archive of the test before, which had the same name."""
+    with contextlib.suppress(errors.TopicMissing):
+        topics.delete(cluster, position_topic.of_archive("a").topic)
 
 
 def ended(runner: ArchiveRunner) -> errors.InstepError | None:
@@ -178,6 +187,10 @@ def test_named_stops(
     gone = ended(archiving(once=True))
     assert isinstance(gone, errors.ArchiveGone)
     assert "60 offsets" in gone.what
+    consumer_groups.delete(cluster, "instep-a")  # as it expires when the archive rests for a week
+    gone = ended(archiving(once=True))
+    assert isinstance(gone, errors.ArchiveGone)
+    assert "instep topics delete instep-archive.a --execute" in gone.remedy
     shutil.move(tmp_path / "away", folder)
 
     send(cluster, declared.topic, *((f"k{key}".encode(), {}) for key in range(20)))
