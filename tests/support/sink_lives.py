@@ -107,10 +107,18 @@ def rows_of(shape: str, start: int, end: int) -> list[dict[str, Any]]:
     return rows
 
 
-class Checkpoint:
-    """The checkpoint's folder. Not atomic: the last writer of a file wins."""
+class ConcurrentUpdateError(Exception):
+    """Another driver has planned the same batch."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Checkpoint:
+    """The checkpoint's folder. Unless it is atomic, the last writer of a file wins.
+
+    In an atomic one, only the first writer of a plan succeeds; Spark ends the other query.
+    """
+
+    def __init__(self, folder: Path, *, atomic: bool = False) -> None:
+        self._is_atomic = atomic
         self.offsets, self.commits = folder / "offsets", folder / "commits"
         for part in (self.offsets, self.commits):
             part.mkdir(parents=True, exist_ok=True)
@@ -139,7 +147,15 @@ class Checkpoint:
     def plan(self, batch_id: int, start: int, end: int) -> None:
         hidden = self.offsets / f".{batch_id}-{os.getpid()}"
         hidden.write_text(json.dumps([start, end]))
-        hidden.rename(self.offsets / str(batch_id))
+        if not self._is_atomic:
+            hidden.rename(self.offsets / str(batch_id))
+            return
+        try:
+            (self.offsets / str(batch_id)).hardlink_to(hidden)
+        except FileExistsError as error:
+            raise ConcurrentUpdateError(f"batch {batch_id} is planned already") from error
+        finally:
+            hidden.unlink()
 
     def commit(self, batch_id: int) -> None:
         (self.commits / str(batch_id)).touch()
@@ -148,12 +164,14 @@ class Checkpoint:
 class Life:
     """One run of the driver, from its start until it is killed, stopped or done."""
 
-    def __init__(self, url: str, shape: str, folder: Path, *, knows_offsets: bool) -> None:
+    def __init__(
+        self, url: str, shape: str, folder: Path, *, knows_offsets: bool, atomic: bool = False
+    ) -> None:
         tables, schema = SHAPES[shape]
         self._shape, self._knows_offsets = shape, knows_offsets
         self._run = f"run-{os.getpid()}-{time.monotonic_ns()}"
         self._query = SinkQuery(url, *tables, schema=schema, query_id=QUERY)
-        self._checkpoint = Checkpoint(folder)
+        self._checkpoint = Checkpoint(folder, atomic=atomic)
         self._random = random.Random(self._run)
 
     def live(self, end: int) -> None:
@@ -206,6 +224,9 @@ def child(life: Life, end: int) -> int:
     """Live in this forked process; return the exit status, by what ended it."""
     try:
         life.live(end)
+    except ConcurrentUpdateError as update:
+        sys.stderr.write(f"{type(update).__name__}: {update}\n")
+        return 5
     except errors.NamedStop as stop:
         sys.stderr.write(f"{stop.code}\n")
         return 3
