@@ -90,6 +90,14 @@ DeleteExtra = Annotated[
         help="With --fix: also delete rows that the pipeline wrote but the log does not have.",
     ),
 ]
+Planned = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--planned",
+        metavar="FILE",
+        help="With --fix --execute: repair only what the file of a plan has. Can be repeated.",
+    ),
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -131,6 +139,7 @@ def reconcile(
     fix: Fix = False,
     execute: Execute = False,
     delete_extra: DeleteExtra = False,
+    planned: Planned = None,
     strict: Strict = False,
     kpi: KpiNames = None,
     archive_name: ArchiveName = None,
@@ -146,9 +155,12 @@ def reconcile(
     """
     if (execute or delete_extra) and not fix:
         raise errors.SettingsError("--execute and --delete-extra require --fix", "add --fix")
+    if planned and not execute:
+        raise errors.SettingsError("--planned requires --execute", "add --fix --execute")
     declared = options.with_master(settings.load(GLOBAL.config), master)
     if kpi:
-        if any((pipelines, source, source_url, query, key, from_, out, delete_extra, strict)):
+        others = (pipelines, source, source_url, query, key, from_, out, delete_extra, strict)
+        if any((*others, planned)):
             raise errors.SettingsError(
                 "--kpi can only be combined with --wait, --fix, --execute, --master and --json",
                 "leave out the others, and the names of pipelines",
@@ -176,7 +188,10 @@ def reconcile(
             row_source = RowSource(source, source_url, query, key)
         if fix:
             repair_request = repair.RepairRequest(
-                execute=execute, delete_extra=delete_extra, actor=resources.current_user()
+                execute=execute,
+                delete_extra=delete_extra,
+                actor=resources.current_user(),
+                planned=repair.planned_marks(planned) if planned else None,
             )
         request = job.Request(
             begin=from_,

@@ -17,9 +17,11 @@ treat the same tie as a repeated event.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,6 +42,8 @@ from instep.sinks.target import Decision
 DOCUMENTS_MAX = 1_000
 TRIES_MAX = 4
 SHOWN_MAX = 20
+MARK_CHARACTERS = 32  # of a hash: 128 bits
+MAKE_A_PLAN = "make a plan again: instep reconcile --fix"
 NO_PARTITION = -1
 INSERT, WRITE, DELETE, LEAVE = "insert", "write", "delete", "leave"
 OUTCOMES = {INSERT: "inserted", WRITE: "written", DELETE: "deleted"}
@@ -50,15 +54,42 @@ Repaired = tuple[list[RowDifference], list[tuple[str, str]]]
 DocumentsWithEvents = Callable[[Mapping[int, int], Mapping[int, int], Sequence[str]], set[str]]
 
 
+def planned_marks(files: Iterable[Path]) -> frozenset[str]:
+    """Return the marks in the files that a plan has written."""
+    found: set[str] = set()
+    for path in files:
+        try:
+            with path.open("rb") as lines:
+                found |= {mark for line in lines if (mark := _LISTED.decode(line).plan)}
+        except OSError as error:
+            raise errors.SettingsError(
+                f"the plan {path} cannot be read: {error.strerror}", MAKE_A_PLAN
+            ) from error
+        except msgspec.MsgspecError as error:
+            raise errors.SettingsError(f"{path} is not a plan: {error}", MAKE_A_PLAN) from error
+    return frozenset(found)
+
+
+class _ListedRow(msgspec.Struct, frozen=True):
+    """A line of the file of a plan: here only its mark counts."""
+
+    plan: str | None = None
+
+
+_LISTED = msgspec.json.Decoder(_ListedRow)
+
+
 class RepairRequest(msgspec.Struct, frozen=True):
     """The options of a repair: plan only or execute, and whether to delete rows not in the log.
 
-    A row is deleted only if instep's own tables say that the pipeline has written it.
+    A row is deleted only if instep's own tables say that the pipeline has written it. With
+    `planned`, the marks of a plan that somebody has seen, everything else is left alone.
     """
 
     execute: bool = False
     delete_extra: bool = False
     actor: str = ""
+    planned: frozenset[str] | None = None
 
 
 class RepairResult(msgspec.Struct, frozen=True):
@@ -147,6 +178,21 @@ class Repairer:
         action, reason = self.plan(difference)
         return f"{action}: {reason}" if reason else action
 
+    def mark(self, difference: RowDifference) -> str:
+        """Return what identifies a difference and its repair in a plan."""
+        facts = (
+            str(self._repaired.target.table),
+            difference.document,
+            difference.kind,
+            self.plan(difference)[0],
+            difference.expected,
+            difference.found,
+        )
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:MARK_CHARACTERS]
+
+    def _is_planned(self, difference: RowDifference) -> bool:
+        return self._fix.planned is None or self.mark(difference) in self._fix.planned
+
     def repair(
         self,
         differences: Iterable[RowDifference],
@@ -221,6 +267,8 @@ class Repairer:
                 reason = "it is parked now"
             elif line != difference.found:
                 reason = "its row has changed since the comparison: run again"
+            elif action != LEAVE and not self._is_planned(difference):
+                reason = "it differs otherwise than in the plan, or since then: see a new plan"
             elif action != LEAVE and _is_later(stored.get(document), difference):
                 reason = "a higher order value is stored"
             if reason:

@@ -154,12 +154,13 @@ class RowsFile:
         return msgspec.json.encode(row) + b"\n"
 
     def _rows(self, difference: RowDifference) -> Iterator[dict[str, Any]]:
-        action = None
+        action, mark = None, None
         if self._repairer is not None and difference.kind in comparison.REAL:
-            action = self._repairer.planned(difference)
-        return difference_rows(
+            action, mark = self._repairer.planned(difference), self._repairer.mark(difference)
+        for row in difference_rows(
             difference, self._columns, action=action, from_source=self._from_source
-        )
+        ):
+            yield row if mark is None else {**row, "plan": mark}
 
 
 def difference_rows(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from instep import errors, sinks
@@ -96,6 +99,45 @@ def test_rows_that_changed_since_the_comparison_are_not_repaired(
     ["sqlite", "postgres", pytest.param("mariadb", marks=LONG), pytest.param("mysql", marks=LONG)],
     indirect=True,
 )
+def test_only_what_a_plan_has_is_repaired(
+    database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove, tmp_path: Path
+) -> None:
+    pipeline = following(database_url, topic)
+    send(cluster, topic, *(event(name, 1) for name in ("later", "other", "same")))
+    drained(runner(pipeline, once=True))
+    run_sql(
+        database_url,
+        "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no IN ('other', 'same')",
+    )
+    _, listed = prove(pipeline, fix=repair.RepairRequest())
+    out = tmp_path / "plan.jsonl"
+    out.write_text("\n".join(map(json.dumps, listed)), encoding="utf-8")
+    run_sql(
+        database_url,
+        "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no = 'later'",
+        "UPDATE contract_document SET print_status = 'GONE' WHERE doc_no = 'other'",
+    )
+    fix = msgspec.structs.replace(FIX, planned=repair.planned_marks([out]))
+    report, _ = prove(pipeline, fix=fix)
+    assert report.repaired is not None
+    assert report.repaired.written == 1
+    assert {name for name, _ in report.repaired.first_left_alone} == {"later", "other"}
+    assert {why.split(",")[0] for _, why in report.repaired.first_left_alone} == {
+        "it differs otherwise than in the plan"
+    }
+    stored = dict(run_sql(database_url, "SELECT doc_no, print_status FROM contract_document"))
+    assert stored == {"later": "LOST", "other": "GONE", "same": "PRINTED"}
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.jsonl"
+    with pytest.raises(errors.SettingsError, match="cannot be read"):
+        repair.planned_marks([file])
+    file.write_text("no plan\n", encoding="utf-8")
+    with pytest.raises(errors.SettingsError, match="is not a plan"):
+        repair.planned_marks([file])
+
+
 def test_only_a_refused_row_is_left_out(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:

@@ -73,18 +73,33 @@ def reconcile(view: PageRequest) -> Response:
 
 
 def start_reconcile(view: PageRequest) -> Response:
-    """Start a comparison, or a repair after its plan."""
+    """Start a comparison, or the repair that a plan has shown."""
     name, kind = view.pipeline(), view.text("kind", "compare")
     if kind not in RECONCILE:
         raise errors.SettingsError(f"there is no {kind!r}", f"choose {', '.join(RECONCILE)}")
-    shown = view.workspace.command("reconcile", *RECONCILE[kind], items=[name])
+    options = list(RECONCILE[kind])
+    if kind == "repair":
+        options += _planned(view, name)
+    shown = view.workspace.command("reconcile", *options, items=[name])
     config = view.workspace.options.config
-    arguments = ["reconcile", *RECONCILE[kind], "--json"]
+    arguments = ["reconcile", *options, "--json"]
     arguments += ["--config", str(config)] if config else []
     run = view.workspace.runs.start(
         NAMES[kind], name, view.person.name, shown, [*arguments, "--", name]
     )
     return view.redirect(f"/reconcile/run?{urlencode({'id': run.id})}")
+
+
+def _planned(view: PageRequest, name: str) -> list[str]:
+    """Return the options that bind a repair to the plan of the run that the form names."""
+    run = view.workspace.runs.find(view.require("plan"))
+    files = [report["rows_file"] for report in _reports(run) if report["rows_file"]]
+    if run.pipeline != name or run.name != NAMES["plan"] or not files:
+        raise errors.SettingsError(
+            f"this run has no plan to repair pipeline {name}; nothing was changed",
+            "compare and plan the repair first, and start it from its result",
+        )
+    return [part for file in files for part in ("--planned", file)]
 
 
 def stop_reconcile(view: PageRequest) -> Response:
@@ -114,9 +129,19 @@ def live_run(view: PageRequest) -> Part:
 
 
 def _run_values(run: CommandRun) -> dict[str, Any]:
+    reports = _reports(run)
+    return {
+        "run": run,
+        "reports": reports,
+        "counts": COUNTS,
+        "can_repair": run.name == NAMES["plan"] and any(one["rows_file"] for one in reports),
+    }
+
+
+def _reports(run: CommandRun) -> list[dict[str, Any]]:
+    """Return the reports of a run that has ended: one for each table of the pipeline."""
     result = run.result() if not run.is_running else None
-    reports = result.get("pipelines", []) if isinstance(result, dict) else []
-    return {"run": run, "report": reports[0] if reports else None, "counts": COUNTS}
+    return result.get("pipelines", []) if isinstance(result, dict) else []
 
 
 # --- rewind ---------------------------------------------------------------------------------------
