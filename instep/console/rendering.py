@@ -107,9 +107,9 @@ def shown_bytes(value: bytes | None) -> str:
 
 
 def shortened(value: str | None, characters: int) -> str:
-    """Return at most this many characters of a text."""
-    text = plain(value or "")
-    return text if len(text) <= characters else text[: characters - 1] + "…"
+    """Return at most this many characters of a text, each of them whole, if it is escaped."""
+    text = value or ""
+    return plain(text if len(text) <= characters else text[: characters - 1] + "…")
 
 
 def exact(value: str) -> markupsafe.Markup:

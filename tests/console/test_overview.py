@@ -191,3 +191,19 @@ def test_a_gap_in_a_chart_is_a_gap() -> None:
 )
 def test_numbers_are_shown_with_their_unit(shown: Any, text: str) -> None:
     assert text in str(shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ""),
+        ("abcd", "abcd"),
+        ("abcde", "abc…"),
+        ("a\u202eb", "a\\u202eb"),
+        ("abc\u202ed\u202e", "abc…"),
+        ("ab\u202ed\u202e", "ab\\u202e…"),
+    ],
+)
+def test_a_text_is_cut_between_its_characters(text: str | None, expected: str) -> None:
+    """Never show half of an escaped character."""
+    assert rendering.shortened(text, 4) == expected
