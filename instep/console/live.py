@@ -20,6 +20,11 @@ RETRY_MS = 2_000
 
 log = logging.getLogger("instep.console")
 
+
+class Place(str):
+    """A mark from which a browser that has lost the stream can continue."""
+
+
 # Returns a mark of what the part shows now, and the function that renders it.
 Part = Callable[[], tuple[object, Callable[[], str]]]
 Source = Callable[[PageRequest], Part]
@@ -65,7 +70,7 @@ async def _events(
         )
         if text is not None:
             silent_s = 0.0
-            yield event("part", text)
+            yield event("part", text, mark)
         elif silent_s >= PING_S:
             silent_s = 0.0
             yield ": still here\n\n"
@@ -73,7 +78,8 @@ async def _events(
         silent_s += TICK_S
 
 
-def event(kind: str, text: str) -> str:
-    """Return an event of a stream."""
-    lines = "".join(f"data: {line}\n" for line in text.splitlines())
-    return f"event: {kind}\n{lines}\n"
+def event(kind: str, text: str, mark: object = None) -> str:
+    """Return an event of a stream, with the place behind it if the stream can be continued."""
+    lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
+    place = f"id: {mark}\n" if isinstance(mark, Place) else ""
+    return f"event: {kind}\n{place}{lines}\n"

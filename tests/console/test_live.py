@@ -15,9 +15,11 @@ import msgspec
 import pytest
 
 from instep.console import live, regexes
+from instep.console.pages import cluster as cluster_pages
 from instep.console.pages import overview
 from instep.console.server import ConsoleServer
 from instep.console.workspace import Workspace
+from instep.kafka import offsets
 from instep.kafka.connection import Cluster
 from tests.support import consoles
 from tests.support.consoles import PIPELINE, TOPIC, ConsoleFolder, answered, cookie_of
@@ -60,9 +62,11 @@ class OpenStream:
 
 
 @contextmanager
-def streaming(server: ConsoleServer, path: str, cookie: str) -> Iterator[OpenStream]:
+def streaming(
+    server: ConsoleServer, path: str, cookie: str, **headers: str
+) -> Iterator[OpenStream]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("GET", path, headers={"Cookie": cookie})
+    connection.request("GET", path, headers={"Cookie": cookie, **headers})
     response = connection.getresponse()
     assert response.status == 200
     stream = OpenStream(response)
@@ -153,6 +157,83 @@ def test_a_search_that_takes_too_long_is_not_tried_again(
         signs = stream.lines.count(STILL_HERE)
         wait_until(lambda: stream.lines.count(STILL_HERE) > signs + 1, "further signs of life")
         assert len(started) == count
+
+
+def places_of(stream: OpenStream) -> list[str]:
+    return [line.removeprefix("id: ") for line in stream.lines if line.startswith("id: ")]
+
+
+def following(**values: str) -> str:
+    return f"/live/records?{urlencode({'topic': TOPIC, 'partition': '1', **values})}"
+
+
+def test_followed_records_continue_where_the_browser_was(
+    console: ConsoleServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lose nothing that arrived while there was no connection, and show nothing twice."""
+    monkeypatch.setattr(live, "TICK_S", 0.05)
+    cookie = cookie_of(console)
+    with streaming(console, following(), cookie) as stream:
+        wait_until(lambda: bool(places_of(stream)), "the first place")
+        send(cluster, TOPIC, event("while-connected", 1), partition=1)
+        wait_until(lambda: "while-connected" in "".join(stream.lines), "the record")
+        place = places_of(stream)[-1]
+    send(cluster, TOPIC, event("while-away", 1), partition=1)
+    for path, headers in ((following(after=place), {}), (following(), {"Last-Event-ID": place})):
+        with streaming(console, path, cookie, **headers) as stream:
+            wait_until(lambda: "while-away" in "".join(stream.lines), "the record")
+            text = "".join(stream.lines)
+            assert "while-connected" not in text
+            assert "left out" not in text
+
+
+def test_a_gap_in_followed_records_is_named(
+    console: ConsoleServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_pages, "FOLLOWED_MAX", 5)
+    end = offsets.latest(cluster, TOPIC, [1])[1]
+    for number in range(12):
+        send(cluster, TOPIC, event(f"burst{number}", 1), partition=1)
+    with streaming(console, following(after=f"1:{end}"), cookie_of(console)) as stream:
+        wait_until(stream.has_whole_part, "the first part")
+    text = "".join(stream.lines)
+    assert "Up to 7 records are left out here" in text
+    assert "burst6" not in text
+    assert all(f"burst{number}" in text for number in range(7, 12))
+
+
+def test_a_log_that_has_become_shorter_is_named(console: ConsoleServer, cluster: Cluster) -> None:
+    end = offsets.latest(cluster, TOPIC, [1])[1]
+    with streaming(console, following(after=f"1:{end + 9}"), cookie_of(console)) as stream:
+        wait_until(stream.has_whole_part, "the first part")
+        assert "partition 1 is shorter than before" in "".join(stream.lines)
+        assert places_of(stream) == [f"1:{end}"]
+
+
+def test_a_tab_in_the_background_continues_where_it_was(
+    open_page: Callable[[str], Page], console: ConsoleServer, cluster: Cluster
+) -> None:
+    page = open_page(console.start_url)
+    page.goto(f"{console.address}records?{urlencode({'topic': TOPIC, 'live': '1'})}")
+    body = page.locator("tbody[data-live]")
+
+    def show(state: str) -> None:
+        page.evaluate(
+            "state => { Object.defineProperty(document, 'hidden',"
+            " {value: state == 'hidden', configurable: true});"
+            " document.dispatchEvent(new Event('visibilitychange')); }",
+            state,
+        )
+
+    def is_shown() -> bool:
+        send(cluster, TOPIC, event("in-front", 1), partition=0)
+        return "in-front" in body.inner_text()
+
+    wait_until(is_shown, "a record")
+    show("hidden")
+    send(cluster, TOPIC, event("behind", 1), partition=0)
+    show("visible")
+    body.get_by_text('"behind"').first.wait_for()
 
 
 def test_streams_that_hang_keep_no_page_waiting(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from instep import errors
 from instep.console import regexes, rendering
-from instep.console.live import Part
+from instep.console.live import Part, Place
 from instep.console.requests import ConsolePage, PageRequest
 from instep.kafka import groups, layout, offsets, places
 from instep.kafka.admin import consumer_groups, filters, resets, tail, topic_details
@@ -26,6 +26,7 @@ LISTED_S = 5.0  # a list of all topics is read again after this time
 RECORDS_MAX = 500
 SCANNED_MAX = 1_000_000  # offsets that a page reads for a filter
 FOLLOWED_MAX = 200
+FOLLOWED_SCAN_MAX = 50_000  # offsets that are read at once for a key or a filter
 VALUE_CHARACTERS = 300
 # a partition of a plan that was shown: topic, number, where the group was, and where it goes
 SHOWN_MOVE = re.compile(r"([^: ]+):([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})")
@@ -195,60 +196,95 @@ def records(view: PageRequest) -> Response:
     )
 
 
+class FollowedRecords(msgspec.Struct, frozen=True):
+    """Records that have arrived, and how many offsets before them may be left out.
+
+    The log of partitions that have moved back ends before the records that were shown.
+    """
+
+    found: list[TailRecord]
+    left_out: int
+    moved_back: list[int]
+
+
 def live_records(view: PageRequest) -> Part:
-    """Return new records as they arrive, from the end of the log on."""
+    """Return new records as they arrive, from where the browser was, or from the end of the log."""
     search = _search(view)
-    found: dict[str, Any] = {}
+    positions: dict[int, int] = {}
+    ended: list[errors.SettingsError] = []
 
     def part() -> tuple[object, Callable[[], str]]:
-        if not found:
-            cluster = view.workspace.cluster()
-            key = search.key.encode() if search.key else None
-            place = places.parse_range(search.place or "end")
-            wanted = tail.resolve_range(
-                cluster,
-                search.topic,
-                place,
-                search.partitions,
-                key,
-                committed=not search.uncommitted,
-            )
-            found["ends"] = {number: start for number, (start, _) in wanted.ranges.items()}
-            found["number"] = 0
-        if "ended" in found:  # the same search would take too long again
-            raise found["ended"].with_traceback(None)
+        if ended:  # the same search would take too long again
+            raise ended[0].with_traceback(None)
+        if not positions:
+            positions.update(_followed_from(view, search))
         try:
-            fresh = _fresh(view.workspace.cluster(), search, found["ends"])
+            fresh = _fresh(view.workspace.cluster(), search, positions)
         except errors.SettingsError as error:
-            found["ended"] = error
+            ended.append(error)
             raise
-        found["number"] += len(fresh)
-        return found["number"], lambda: rendering.render(
-            "records_part.html", view=view, found=fresh, characters=VALUE_CHARACTERS
+        mark = Place(" ".join(f"{part}:{offset}" for part, offset in sorted(positions.items())))
+        return mark, lambda: rendering.render(
+            "records_part.html",
+            view=view,
+            fresh=fresh,
+            characters=VALUE_CHARACTERS,
         )
 
     return part
 
 
-def _fresh(cluster: Cluster, search: RecordSearch, ends: dict[int, int]) -> list[TailRecord]:
+def _followed_from(view: PageRequest, search: RecordSearch) -> dict[int, int]:
+    """Return the offsets from which on records are followed."""
+    cluster = view.workspace.cluster()
+    key = search.key.encode() if search.key else None
+    place = places.parse_range(search.place or "end")
+    wanted = tail.resolve_range(
+        cluster, search.topic, place, search.partitions, key, committed=not search.uncommitted
+    )
+    begin = {number: start for number, (start, _) in wanted.ranges.items()}
+    # browsers send the header when they connect again by themselves
+    after = view.request.headers.get("last-event-id") or view.text("after")
+    for text in after.split():
+        partition, _, offset = text.partition(":")
+        numbers = (partition, offset)
+        if not all(one.isascii() and one.isdigit() and len(one) < 20 for one in numbers):
+            raise errors.SettingsError("the URL has a wrong place", "reload the page")
+        if int(partition) in begin:
+            begin[int(partition)] = int(offset)
+    return begin
+
+
+def _fresh(cluster: Cluster, search: RecordSearch, positions: dict[int, int]) -> FollowedRecords:
     """Return the records from these offsets on, and move the offsets behind them."""
-    now = offsets.latest(cluster, search.topic, list(ends), not search.uncommitted)
-    ranges = {number: (start, now[number]) for number, start in ends.items()}
+    committed = not search.uncommitted
+    now = offsets.latest(cluster, search.topic, list(positions), committed)
+    # of a burst, the newest records are enough; those that match may be few among many
+    is_conditional = bool(search.key or search.condition)
+    scanned = FOLLOWED_SCAN_MAX // max(1, len(positions))
+    most = max(FOLLOWED_MAX, scanned) if is_conditional else FOLLOWED_MAX
+    moved_back = sorted(number for number, start in positions.items() if now[number] < start)
+    starts = {number: min(start, now[number]) for number, start in positions.items()}
+    ranges = {
+        number: (max(start, now[number] - most), now[number]) for number, start in starts.items()
+    }
     wanted = TailRange(
         search.topic,
-        # of a burst, the newest records are enough
-        {number: (max(start, end - FOLLOWED_MAX), end) for number, (start, end) in ranges.items()},
+        ranges,
         newest_first=True,
-        committed=not search.uncommitted,
+        committed=committed,
         key=search.key.encode() if search.key else None,
     )
-    if not wanted.offsets:
-        return []
-    with regexes.opened() as opened:
-        matches = _condition(search, opened)
-        found = list(tail.records(cluster, wanted, matches, FOLLOWED_MAX))
-    ends |= {number: max(end, ends[number]) for number, (_, end) in ranges.items()}
-    return found
+    found: list[TailRecord] = []
+    if wanted.offsets:
+        with regexes.opened() as opened:
+            matches = _condition(search, opened)
+            found = list(tail.records(cluster, wanted, matches, FOLLOWED_MAX))
+    left_out = sum(begin - starts[number] for number, (begin, _) in ranges.items())
+    if len(found) == FOLLOWED_MAX:
+        left_out += wanted.offsets - FOLLOWED_MAX
+    positions |= now
+    return FollowedRecords(found, left_out, moved_back)
 
 
 def _search(view: PageRequest) -> RecordSearch:

@@ -23,13 +23,17 @@ function report(text) {
 function follow(area) {
   let source = null;
   let ended = false;
+  let place = ""; // behind the last record that was shown, if the stream can be continued
   const appends = area.dataset.append !== undefined;
 
   function open() {
     if (source || ended || document.hidden) return;
-    source = new EventSource(area.dataset.live);
+    const url = new URL(area.dataset.live, location.href);
+    if (place) url.searchParams.set("after", place);
+    source = new EventSource(url);
     source.onopen = () => report("");
     source.addEventListener("part", (message) => {
+      place = message.lastEventId || place;
       if (appends) {
         area.insertAdjacentHTML("beforeend", message.data);
         while (area.childElementCount > Number(area.dataset.append)) area.firstElementChild.remove();
