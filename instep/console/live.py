@@ -21,7 +21,7 @@ RETRY_MS = 2_000
 log = logging.getLogger("instep.console")
 
 
-class Place(str):
+class StreamPlace(str):
     """A mark from which a browser that has lost the stream can continue."""
 
 
@@ -81,5 +81,5 @@ async def _events(
 def event(kind: str, text: str, mark: object = None) -> str:
     """Return an event of a stream, with the place behind it if the stream can be continued."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
-    place = f"id: {mark}\n" if isinstance(mark, Place) else ""
+    place = f"id: {mark}\n" if isinstance(mark, StreamPlace) else ""
     return f"event: {kind}\n{place}{lines}\n"

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from instep import errors
 from instep.console import regexes, rendering
-from instep.console.live import Part, Place
+from instep.console.live import Part, StreamPlace
 from instep.console.requests import ConsolePage, PageRequest
 from instep.kafka import groups, layout, offsets, places
 from instep.kafka.admin import consumer_groups, filters, resets, tail, topic_details
@@ -223,7 +223,9 @@ def live_records(view: PageRequest) -> Part:
         except errors.SettingsError as error:
             ended.append(error)
             raise
-        mark = Place(" ".join(f"{part}:{offset}" for part, offset in sorted(positions.items())))
+        mark = StreamPlace(
+            " ".join(f"{part}:{offset}" for part, offset in sorted(positions.items()))
+        )
         return mark, lambda: rendering.render(
             "records_part.html",
             view=view,
