@@ -48,6 +48,8 @@ POSTPONED_S = 1.0
 ROUND_WORK_S = 1.0  # a round starts no further release after this time
 KNOWN_MAX = 100_000
 SCAN_INTERVAL = timedelta(seconds=60)  # between reads of all parked documents, not only new ones
+ATTEMPT_LONGEST = timedelta(minutes=5)
+UNDECIDED_MAX = 1_000  # decisions of one round; the rest follows a minute later
 OVERLAP = timedelta(seconds=10)  # a transaction commits later than the time that it writes
 EVER = datetime(1970, 1, 2, tzinfo=UTC)
 
@@ -164,6 +166,7 @@ class Retries:
             due = self._schedule.due(now, policy.rate)
             parked = session.sink.journal.parked_at(list(due.values()))
             events = {str(event.document): event for event in parked}
+        self._decide_given_up(session, now)
         for document in due:
             event = events.get(document)
             if event is None or event.reason not in policy.reasons or self._is_over(event, now):
@@ -197,6 +200,7 @@ class Retries:
 
     def _reset(self) -> None:
         self._schedule = Schedule(self._policy.delay_first_s, self._policy.delay_max_s)
+        self._undecided: list[QuarantinedRecord] = []
         self._read_at = self._scanned_at = datetime.min.replace(tzinfo=UTC)
 
     def _opened(self) -> MaintenanceSession:
@@ -227,6 +231,7 @@ class Retries:
         if now - self._scanned_at >= SCAN_INTERVAL:
             self._scanned_at = now
             self._count_given_up(sink)
+            self._undecided = self._given_up_undecided(sink, now)
         else:
             since = max(since, self._read_at - OVERLAP)
         self._read_at = now
@@ -288,6 +293,26 @@ class Retries:
                 session.record(Action.GAVE_UP, [change], now, why)
             with session.sink.translated():
                 self._count_given_up(session.sink)
+
+    def _given_up_undecided(self, sink: Sink, now: datetime) -> list[QuarantinedRecord]:
+        """Return the events that a run gave up and ended before it kept the decision."""
+        policy = self._policy
+        if policy.attempts_max is None:
+            return []
+        before = now - ATTEMPT_LONGEST  # another run may be trying a document just now
+        return sink.journal.given_up_undecided(
+            policy.reasons, policy.attempts_max, before, UNDECIDED_MAX
+        )
+
+    def _decide_given_up(self, session: MaintenanceSession, now: datetime) -> None:
+        events, self._undecided = self._undecided, []
+        if not events:
+            return
+        with session.sink.transaction():
+            for event in events:
+                change = Change(event.position, event.document, Verdict.PARKED.value, event.reason)
+                why = retry_policy.gave_up_after(event.attempts)
+                session.record(Action.GAVE_UP, [change], now, why)
 
     def _count_given_up(self, sink: Sink) -> None:
         policy = self._policy

@@ -25,6 +25,7 @@ from instep.sinks.connection import Connection, Rows
 from instep.sinks.journal_entries import (
     LOAD_PREFIX,
     RESULT_MARK,
+    Action,
     DecisionRecord,
     HistoryEntry,
     ParkedAttempts,
@@ -134,6 +135,15 @@ SELECT_PARKED_SINCE = (
 )
 COUNT_GIVEN_UP = (
     "SELECT count(*) FROM instep_parked WHERE pipeline = ? AND reason = ? AND attempts >= ?"
+)
+# Redrive counts an attempt first, and decides after it: a crash between them leaves no decision.
+SELECT_GIVEN_UP_UNDECIDED = (
+    f"SELECT {RECORD}, document, attempts, tried_at FROM instep_parked AS parked"
+    " WHERE pipeline = ? AND reason = ? AND attempts >= ? AND tried_at < ? AND NOT EXISTS ("
+    "SELECT 1 FROM instep_decisions AS decided WHERE decided.pipeline = parked.pipeline"
+    " AND decided.topic = parked.topic AND decided.{partition} = parked.{partition}"
+    " AND decided.{offset} = parked.{offset} AND decided.action = ?"
+    " AND decided.{at} >= parked.tried_at)"
 )
 CLAIM_ATTEMPT = (
     "UPDATE instep_parked SET attempts = ?, tried_at = ?"
@@ -535,6 +545,18 @@ class Journal:
             int(self._select(COUNT_GIVEN_UP, reason.value, attempts_max)[0][0])
             for reason in reasons
         )
+
+    def given_up_undecided(
+        self, reasons: Iterable[Reason], attempts_max: int, before: datetime, limit: int
+    ) -> list[QuarantinedRecord]:
+        """Return events whose last attempt was before this time, and was never decided about."""
+        statement = SELECT_GIVEN_UP_UNDECIDED + _limit(limit)
+        at, action = self.connection.bind(before), Action.GAVE_UP.value
+        found: list[QuarantinedRecord] = []
+        for reason in reasons:
+            rows = self._select(statement, reason.value, attempts_max, at, action)
+            found += [self._parked(row) for row in rows]
+        return found
 
     def parked_at(self, positions: Sequence[RecordPosition]) -> list[QuarantinedRecord]:
         """Return the parked events at these positions, in log order."""

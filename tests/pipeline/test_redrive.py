@@ -100,6 +100,25 @@ def test_a_document_is_tried_a_few_times_and_then_given_up(
     assert (table(database_url), parked(database_url)) == ([("a", "PRINTED", 1)], [])
 
 
+def test_a_decision_that_a_crash_has_lost_is_kept_later(database_url: str, open_sink: Open) -> None:
+    """Decide about documents whose last attempt was counted by a run that ended before it did."""
+    pipeline = pipeline_of(database_url)
+    park(open_sink, pipeline, "a", "b")
+    crashed = Redrive(pipeline)
+    crashed.round(5.1)
+    crashed.round(10.2)
+    crashed.close()
+    run_sql(database_url, "DELETE FROM instep_decisions WHERE document = 'a'")
+    restarted = Redrive(pipeline)
+    restarted.round(12)
+    assert [row[0] for row in decided(database_url)] == ["b"], "the attempt may still be running"
+    restarted.round(16)
+    restarted.round(18)
+    restarted.close()
+    gave_up = ("gave up", "PARENT_MISSING", "redrive", "gave up after 2 attempts")
+    assert decided(database_url) == [("a", *gave_up), ("b", *gave_up)]
+
+
 def test_two_runs_never_try_the_same_attempt(database_url: str, open_sink: Open) -> None:
     pipeline = pipeline_of(database_url)
     park(open_sink, pipeline, "a", "b")
