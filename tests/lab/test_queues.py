@@ -277,7 +277,7 @@ def test_frames_of_stomp_are_found_however_they_are_cut(step: int) -> None:
 
 
 @pytest.mark.long
-def test_an_error_of_activemq_is_told(servers: Servers) -> None:
+def test_an_error_of_activemq_is_raised(servers: Servers) -> None:
     connected = servers.system("activemq", durable=False).open("refused")
     assert isinstance(connected, activemq.ActiveQueue)
     with closing(connected), pytest.raises(errors.Unreachable, match="ActiveMQ: "):

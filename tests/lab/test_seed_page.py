@@ -37,7 +37,7 @@ def a_run(kept: Path, seed: int, outcomes: Mapping[str, PartOutcome], **changed:
     return run
 
 
-def test_the_page_says_what_differs_and_how_much_so_many_runs_exclude(tmp_path: Path) -> None:
+def test_the_page_lists_what_differs_and_what_that_number_of_runs_excludes(tmp_path: Path) -> None:
     runs = [
         a_run(tmp_path, seed, {"order-1": PASS if seed < 4 else OPEN, "order-2": PASS})
         for seed in (4, 1, 3, 2)
