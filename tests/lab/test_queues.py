@@ -164,6 +164,12 @@ def test_without_the_client_the_system_is_missing(
     assert "'pika" in caught.value.remedy
 
 
+@pytest.fixture
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge made-up measurements as they are."""
+    monkeypatch.setattr(queue, "ATTEMPTS_MAX", 0)
+
+
 def settled(
     run: Path,
     claim: Callable[[Trial], None],
@@ -195,6 +201,7 @@ def settled(
     return judge(trial.parts)
 
 
+@pytest.mark.usefixtures("_measured_once")
 @pytest.mark.parametrize(
     ("redis", "rabbitmq", "first", "second"),
     [
@@ -250,6 +257,24 @@ def test_only_sizes_at_which_chance_may_decide_are_measured_again(
         for name, took in ((queue.LIST, 1.0), (queue.CLASSIC, seconds.get(size, 2.0)))
     ]
     assert queue._undecided_dequeue(queue.QueueMeasurements(speeds, {}).cells) == undecided
+
+
+@pytest.mark.usefixtures("_measured_once")
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [(4.0, ClaimVerdict.RIGHT), (1.3, ClaimVerdict.RIGHT), (1.1, ClaimVerdict.WRONG)],
+)
+def test_kafka_handles_more_messages_than_activemq_only_with_a_clear_lead(
+    tmp_path: Path, seconds: float, verdict: ClaimVerdict
+) -> None:
+    took = {"kafka": 1.0, "activemq": seconds}
+    assert settled(tmp_path, queue.activemq_rate, took, {}).verdict is verdict
+
+
+def test_without_activemq_the_claim_about_it_is_inconclusive(tmp_path: Path) -> None:
+    found = settled(tmp_path, queue.activemq_rate, {}, {"activemq": "no network; connect it"})
+    assert found.verdict is ClaimVerdict.INCONCLUSIVE
+    assert "no network; connect it" in found.because
 
 
 @pytest.mark.parametrize("step", [1, 7, 1_000])
