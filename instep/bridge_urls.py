@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from instep import errors
 
@@ -95,8 +95,10 @@ def document_url(template: str, document: str) -> str:
     segments = []
     for segment in parts.path.split("/"):
         filled = segment.replace(DOCUMENT, escaped)
-        # Servers and proxies resolve these, escaped or not: they would ask for another path.
-        if filled in (".", "..") and filled != segment:
+        # Servers and proxies resolve these, escaped or not: they would ask for another path. Some
+        # do so after they have decoded the slashes within an id.
+        decoded = set(re.split(r"[/\\]", unquote(filled)))
+        if filled != segment and decoded & {".", ".."}:
             raise Unescapable(f"a URL's path cannot contain the id {document!r}")
         segments.append(filled)
     query = parts.query.replace(DOCUMENT, escaped)

@@ -13,7 +13,7 @@ from instep import bridge_urls, errors
 PATH = "https://print.example:8443/api/{document}/status"
 QUERY = "https://print.example/api?full=1&id={document}&x=y"
 HOSTILE = (
-    "../admin",
+    "..a/b..",
     "a?b#c",
     "%2e%2e",
     "ü/日本",
@@ -47,6 +47,23 @@ def test_an_id_that_a_server_would_resolve_is_refused(document: str) -> None:
     with pytest.raises(bridge_urls.Unescapable, match="cannot contain the id"):
         bridge_urls.document_url("https://h/documents/{document}", document)
     assert bridge_urls.document_url("https://h/{document}.json", document).endswith(".json")
+
+
+@pytest.mark.parametrize("template", [PATH, "https://h/v{document}", "https://h/{document}.json"])
+@pytest.mark.parametrize(
+    "document", ["/../admin", "a/../../admin", "a/./b", "a\\..\\admin", "a/../", "/..\\x"]
+)
+def test_an_id_that_a_server_would_resolve_once_it_is_decoded_is_refused(
+    template: str, document: str
+) -> None:
+    with pytest.raises(bridge_urls.Unescapable, match="cannot contain the id"):
+        bridge_urls.document_url(template, document)
+    assert bridge_urls.document_url(QUERY, document).startswith("https://print.example/api?")
+
+
+def test_an_id_that_begins_with_the_folder_above_is_refused() -> None:
+    with pytest.raises(bridge_urls.Unescapable, match="cannot contain the id"):
+        bridge_urls.document_url(PATH, "../admin")
 
 
 def test_an_id_that_is_not_unicode_is_refused() -> None:
