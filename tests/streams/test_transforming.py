@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +30,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+GUIDE = Path(__file__).parents[2] / "docs/guides/process-in-two-stages.md"
 SCHEMA = "no INT, state STRING, lines ARRAY<STRUCT<id STRING, pages INT>>"
 ORDER = f"(SELECT *, from_json(value, '{SCHEMA}') AS o FROM records)"
 FILTERED = f"SELECT value FROM {ORDER} WHERE o.state <> 'DRAFT'"
@@ -138,6 +142,43 @@ def test_a_python_function_can_join_a_table_and_set_headers(cluster: Cluster, co
         b"line-0": (b"laser", {"pages": b"0"}),
         b"line-1": (b"inkjet", {"pages": b"1"}),
         b"line-2": (b"laser", {"pages": b"2"}),
+    }
+
+
+def _examples(language: str) -> list[str]:
+    guide = GUIDE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+
+
+def test_the_sql_example_of_the_guide_works(cluster: Cluster, copy: Copy) -> None:
+    _, example = _examples("toml")  # the first one is that of two stages
+    sql = tomllib.loads(example)["streams"]["order-lines"]["sql"]
+    name, stream = declare(cluster, sql=sql, partitions=(1, 2))
+    lines = [{"id": "L-1", "pages": 3}, {"id": "L-2", "pages": 5}]
+    publish(cluster, stream.source, [{"lines": lines}, {"lines": []}])
+    ended(copy(name, stream, once=True))
+    assert {one.key: one.value for one in log(cluster, stream.target)} == {
+        b"L-1": b'{"id":"L-1","pages":3}',
+        b"L-2": b'{"id":"L-2","pages":5}',
+    }
+
+
+def test_the_python_example_of_the_guide_works(
+    cluster: Cluster, copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [example] = _examples("py")
+    printers = tmp_path / "printers.json"
+    printers.write_text('{"id": 1, "name": "inkjet"}\n', encoding="utf-8")
+    module = tmp_path / "shop_streams.py"
+    module.write_text(example.replace("printers.json", str(printers)), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    name, stream = declare(cluster, python="shop_streams:lines", partitions=(1, 2))
+    lines = [{"id": "L-1", "printer": 1}, {"id": "L-2", "printer": 2}]
+    publish(cluster, stream.source, [{"lines": lines}])
+    ended(copy(name, stream, once=True))
+    assert {one.key: one.value for one in log(cluster, stream.target)} == {
+        b"L-1": b'{"id":"L-1","name":"inkjet"}',
+        b"L-2": b'{"id":"L-2"}',
     }
 
 
