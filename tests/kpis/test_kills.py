@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from instep import errors
 from tests.support import kpi_merging, kpis
+from tests.support.databases import run_sql
 from tests.support.kpi_merging import KpiRun, LogReader
 
 STEPS = range(1, 10)
+LEDGER = "SELECT partition, next_offset, epoch FROM instep_ledger ORDER BY partition"
 KILLS = int(os.environ.get("INSTEP_TEST_KPI_KILLS", "90"))
 
 
@@ -35,6 +40,23 @@ class KpiLives:
 
         return kpi_merging.fork(live)
 
+    def start_stopped(self, step: int, after: int, batch: int, ending: Path) -> int:
+        """Start a run that stops at a step (SIGSTOP); `ending` gets its error later."""
+
+        def live() -> None:
+            try:
+                run = KpiRun(self._definition, kpi_merging.strike(step, after, signal.SIGSTOP))
+                while reads := self._log.batch(run.positions, {0: batch, 1: batch}):
+                    run.apply(reads)
+            except errors.InstepError as error:
+                ending.write_text(type(error).__name__)
+                raise
+
+        pid = kpi_merging.fork(live)
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        return pid
+
     def end(self, pid: int) -> str:
         """Wait for the end of a run, and return how it ended."""
         _, status = os.waitpid(pid, 0)
@@ -49,6 +71,25 @@ def test_a_driver_that_is_killed_once_at_every_step(new_database: Callable[[str]
     for step in STEPS:
         assert lives.end(lives.start(step, 0 if step < 8 else 1, batch=4)) == "killed"
     assert lives.end(lives.start(0, 0, batch=50)) == "0"
+    kpis.assert_same(kpis.table(url), kpis.model(lives.records))
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_a_driver_that_wakes_up_behind_a_newer_one_writes_nothing(
+    step: int, new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Stop a driver before or after a transaction; inside one, its locks would stop the others."""
+    url, ending = new_database("postgres"), tmp_path / "ending"
+    lives = KpiLives(url, documents=40)
+    stopped = lives.start_stopped(step, after=2, batch=4, ending=ending)
+    try:
+        assert lives.end(lives.start(0, 0, batch=50)) == "0"
+        before = kpis.table(url), run_sql(url, LEDGER)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert lives.end(stopped) == "9"
+    assert ending.read_text() in ("Fenced", "LedgerMoved")
+    assert (kpis.table(url), run_sql(url, LEDGER)) == before
     kpis.assert_same(kpis.table(url), kpis.model(lives.records))
 
 

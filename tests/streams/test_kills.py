@@ -22,7 +22,7 @@ from instep import settings
 from instep.kafka.connection import Cluster
 from tests.support import probes
 from tests.support.runs import event, send
-from tests.support.streams import declare, log, own_id, same
+from tests.support.streams import Copy, declare, log, own_id, same
 from tests.support.waiting import wait_until
 
 # before the transaction, after its begin, after its records, with the position, after the commit
@@ -36,7 +36,7 @@ class StreamProcess:
     """`instep run` of one stream, whose tasks and driver can be killed at a step."""
 
     def __init__(self, folder: Path, cluster: Cluster, name: str, stream: settings.Stream) -> None:
-        self._folder, self._cluster, self._name, self.stream = folder, cluster, name, stream
+        self._folder, self._cluster, self.name, self.stream = folder, cluster, name, stream
         self._process: subprocess.Popen[bytes] | None = None
         self._versions = itertools.count(1)
         (folder / "instep.toml").write_text(
@@ -93,6 +93,19 @@ class StreamProcess:
             one.kill()
         self.publish()
 
+    def send_all(self, number: signal.Signals) -> list[psutil.Process]:
+        """Send a signal to the run and to all processes that it has started."""
+        assert self._process is not None
+        driver = psutil.Process(self._process.pid)
+        family = [driver, *driver.children(recursive=True)]
+        for one in family:
+            one.send_signal(number)
+        return family
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(PATIENCE_S)
+
     def said(self) -> str:
         return (self._folder / "log").read_text(encoding="utf-8")[-2_000:]
 
@@ -135,6 +148,29 @@ def test_kills_of_a_task_and_of_the_driver_lose_and_repeat_nothing(
             run.kill(step, driver=False)
         run.kill(4, driver=True)
         _prove(cluster, run.stream)
+
+
+def test_an_older_run_that_wakes_up_publishes_nothing(
+    cluster: Cluster, copy: Copy, tmp_path: Path
+) -> None:
+    """Stop all processes of a run at any moment, let another one take over, and continue them."""
+    with _running(tmp_path, cluster) as run:
+        run.publish()
+        _prove(cluster, run.stream)
+        run.publish()
+        stopped = run.send_all(signal.SIGSTOP)
+        newer = copy(run.name, run.stream)
+        _prove(cluster, run.stream)
+        run.publish()
+        _prove(cluster, run.stream)
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
+        run.publish()
+        assert run.wait() == 3, run.said()
+        assert "FENCED" in run.said()
+        run.publish()
+        _prove(cluster, run.stream)
+        assert newer.error is None
 
 
 @pytest.mark.own_spark

@@ -79,13 +79,18 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def strike(step: int, after: int) -> Callable[[ProbeEvent], None]:
-    """Return a probe that kills this process at a step, when it came there often enough."""
+def strike(
+    step: int, after: int, with_signal: signal.Signals = signal.SIGKILL
+) -> Callable[[ProbeEvent], None]:
+    """Return a probe that kills this process at a step, when it came there often enough.
+
+    Another signal is sent only once.
+    """
     count = [0]
 
     def probe(event: ProbeEvent) -> None:
         count[0] += event.step == step
-        if event.step == step and count[0] > after:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if event.step == step and count[0] == after + 1:
+            os.kill(os.getpid(), with_signal)
 
     return probe
