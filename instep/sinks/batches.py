@@ -48,7 +48,10 @@ SELECT_TABLES = "SELECT pipeline, sink, definition FROM instep_sink_tables ORDER
 SELECT_RUN = "SELECT epoch FROM instep_sink_runs WHERE sink = ? AND run_id = ?"
 INSERT_RUN = "INSERT INTO instep_sink_runs (sink, run_id, epoch) VALUES (?, ?, ?)"
 DELETE_RUNS = "DELETE FROM instep_sink_runs WHERE sink = ? AND epoch < ?"
-SELECT_BATCH = "SELECT offsets, digest FROM instep_batches WHERE sink = ? AND batch_id = ?"
+SELECT_BATCHES = (
+    "SELECT batch_id, offsets, digest FROM instep_batches"
+    " WHERE sink = ? AND (batch_id = ? OR batch_id = ?)"
+)
 INSERT_BATCH = "INSERT INTO instep_batches (sink, batch_id, offsets, digest) VALUES (?, ?, ?, ?)"
 DELETE_BATCHES = "DELETE FROM instep_batches WHERE sink = ? AND batch_id < ?"
 SELECT_STAGED = (
@@ -110,6 +113,15 @@ class StoredBatch(msgspec.Struct, frozen=True):
     digest: str
 
 
+class LockedSink(msgspec.Struct, frozen=True):
+    """What a batch begins with: the sink's row, and what is known of its run and its id."""
+
+    stored: StoredSink
+    run_epoch: int | None  # of a run that has written before
+    batches: dict[int, StoredBatch]  # this batch and the one before it, if they were applied
+    answers: list[list[tuple[Any, ...]]]  # to the queries that were given
+
+
 class Batches:
     """The state of one sink."""
 
@@ -118,11 +130,40 @@ class Batches:
 
     def lock(self) -> StoredSink:
         """Return the sink's row, locked until the transaction ends. A new sink gets one."""
+        return self._locked(self._connection.select(*self._lock_query()))
+
+    def lock_for(
+        self, run_id: str, batch_id: int, queries: Sequence[tuple[str, Sequence[Any]]] = ()
+    ) -> LockedSink:
+        """Lock the sink's row and return what a batch begins with, in one round trip.
+
+        `queries` are asked behind the lock too.
+        """
         opened = self._connection
-        query = opened.sql(SELECT_SINK) + opened.for_update
-        rows = opened.select(query, (self._sink,))
+        rows, runs, batches, *answers = opened.select_together(
+            [
+                self._lock_query(),
+                (opened.sql(SELECT_RUN), (self._sink, run_id)),
+                (opened.sql(SELECT_BATCHES), (self._sink, batch_id - 1, batch_id)),
+                *queries,
+            ]
+        )
+        return LockedSink(
+            self._locked(rows),
+            int(runs[0][0]) if runs else None,
+            {int(number): StoredBatch(*rest) for number, *rest in batches},
+            answers,
+        )
+
+    def _lock_query(self) -> tuple[str, Sequence[Any]]:
+        opened = self._connection
+        return opened.sql(SELECT_SINK) + opened.for_update, (self._sink,)
+
+    def _locked(self, rows: Sequence[tuple[Any, ...]]) -> StoredSink:
+        """Return the sink's row, or insert it."""
         if rows:
             return _stored(rows[0])
+        opened = self._connection
         try:
             with opened.translated():
                 opened.execute(opened.sql(INSERT_SINK), (self._sink,))
@@ -137,16 +178,6 @@ class Batches:
         self._execute(DELETE_TABLES, self._sink)
         for pipeline, text in definitions.items():
             self._execute(INSERT_TABLE, pipeline, self._sink, text)
-
-    def run_epoch(self, run_id: str) -> int | None:
-        """Return the epoch of a run that has written before."""
-        rows = self._select(SELECT_RUN, self._sink, run_id)
-        return int(rows[0][0]) if rows else None
-
-    def batch(self, batch_id: int) -> StoredBatch | None:
-        """Return one of the latest batches."""
-        rows = self._select(SELECT_BATCH, self._sink, batch_id)
-        return StoredBatch(*rows[0]) if rows else None
 
     def add_run(self, run_id: str, epoch: int) -> None:
         """Keep the epoch of a run."""
@@ -165,24 +196,34 @@ class Batches:
         """Remove what single writes staged whose driver was killed before it could do that."""
         self._execute(DELETE_STAGED_OF_OLD_WRITES, self._sink, WRITES, _began(WRITE_KEPT_S))
 
-    def add_batch(self, batch_id: int, batch: StoredBatch) -> None:
-        """Keep a batch that is applied now. After `adopt`, its id may have been used before."""
-        self._execute(INSERT_BATCH, self._sink, batch_id, batch.offsets, batch.digest)
-        self._execute(DELETE_BATCHES, self._sink, batch_id - BATCHES_KEPT)
+    def advance(
+        self, before: StoredSink, after: StoredSink, applied: StoredBatch | None = None
+    ) -> None:
+        """Replace the sink's row by compare-and-set, and keep the batch that is applied now.
 
-    def advance(self, before: StoredSink, after: StoredSink) -> None:
-        """Replace the sink's row by compare-and-set."""
-        changed = self._execute(
-            ADVANCE_SINK,
+        After `adopt`, its id may have been used before.
+        """
+        opened = self._connection
+        set_row = (
             after.query_id,
             after.batch_id,
             after.epoch,
             after.next_row,
-            self._connection.bind_time(datetime.now(UTC)),
+            opened.bind_time(datetime.now(UTC)),
             self._sink,
             before.epoch,
             before.next_row,
         )
+        statements: list[tuple[str, Sequence[Any]]] = [(opened.sql(ADVANCE_SINK), set_row)]
+        if applied is not None:
+            assert after.batch_id is not None
+            kept = (self._sink, after.batch_id, applied.offsets, applied.digest)
+            forgotten = (self._sink, after.batch_id - BATCHES_KEPT)
+            statements += [
+                (opened.sql(INSERT_BATCH), kept),
+                (opened.sql(DELETE_BATCHES), forgotten),
+            ]
+        changed, *_ = opened.execute_together(statements)
         if changed != 1:
             raise errors.Fenced(
                 f"another writer has moved the state of sink {self._sink!r}",

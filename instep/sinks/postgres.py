@@ -239,8 +239,11 @@ class PostgresConnection(Connection):
     ) -> list[list[tuple[Any, ...]]]:
         if self.is_pooled or not self._begins:
             return super().select_together(queries)
-        self._begins = False
-        return self._prepared.begin_and_select([text.encode() for text in BEGIN], queries)
+        with suppress(UnknownType):
+            found = self._prepared.begin_and_select([text.encode() for text in BEGIN], queries)
+            self._begins = False
+            return found
+        return super().select_together(queries)
 
     def execute_often(self, statement: str, parameters: Sequence[Any]) -> int:
         self._begin_now()
@@ -253,7 +256,9 @@ class PostgresConnection(Connection):
         if self.is_pooled or len(statements) < 2:
             return super().execute_together(statements)
         self._begin_now()
-        return self._prepared.execute_together(statements)
+        with suppress(UnknownType):
+            return self._prepared.execute_together(statements)
+        return super().execute_together(statements)
 
     def select_often(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         self._begin_now()

@@ -32,7 +32,8 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import DocumentId, Parked
 from instep.pipeline.apply import fast, rows
 from instep.pipeline.apply.batch import ProbeEvent, find_probe
-from instep.sinks.batches import Batches, StoredBatch, StoredSink
+from instep.sinks.batches import Batches, LockedSink, StoredBatch, StoredSink
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.sink import Sink
 from instep.spark_sink import decision, encoding, quarantine
 from instep.spark_sink.decision import BatchStep, IncomingBatch
@@ -116,6 +117,7 @@ class Merge:
             for table, sink in zip(definition.tables, sinks, strict=True)
         ]
         self._batches = Batches(sinks[0].connection, definition.name)
+        self._special: dict[int, SpecialDocuments] = {}
         self._isolate_failures = self._stage_first = False
         self._times_outrun = 0
 
@@ -151,20 +153,20 @@ class Merge:
     def _run(self) -> MergeResult:
         with self._sinks[0].transaction():
             self._at(1)
-            before = self._batches.lock()
-            run_epoch = self._batches.run_epoch(self._batch.run_id)
+            locked = self._lock()
+            before, run_epoch = locked.stored, locked.run_epoch
             if not self._is_stream:
                 return self._write_once(before, run_epoch)
             epoch = decision.epoch_of(self._definition.name, before, run_epoch)
             self._at(2)
-            step = decision.decide(self._definition.name, before, self._batch, self._batches.batch)
+            step = decision.decide(self._definition.name, before, self._batch, locked.batches.get)
             if run_epoch is None:
                 self._keep_tables()
                 self._batches.add_run(self._batch.run_id, epoch)
                 self._batches.remove_staged_by_others(self._batch.run_id)
                 self._batches.remove_old_writes()
             after = msgspec.structs.replace(before, epoch=epoch)
-            result = MergeResult(step)
+            result, applied = MergeResult(step), None
             if step is BatchStep.APPLY:
                 result = self._write(before.next_row)
                 after = StoredSink(
@@ -173,15 +175,25 @@ class Merge:
                     epoch,
                     before.next_row + result.rows,
                 )
-                self._batches.add_batch(
-                    self._batch.batch_id, StoredBatch(self._batch.offsets, self._batch.digest)
-                )
+                applied = StoredBatch(self._batch.offsets, self._batch.digest)
             self._at(7)
-            self._batches.advance(before, after)
+            self._batches.advance(before, after, applied)
             self._remove_staged()
             self._at(8)
         self._at(9)
         return result
+
+    def _lock(self) -> LockedSink:
+        """Do step 1, and ask for special documents in the same round trip."""
+        locked = self._batches.lock_for(
+            self._batch.run_id,
+            self._batch.batch_id,
+            [sink.journal.special_documents_query() for sink in self._sinks],
+        )
+        self._special = {
+            table: SpecialDocuments.of_rows(rows) for table, rows in enumerate(locked.answers)
+        }
+        return locked
 
     def _write_once(self, before: StoredSink, run_epoch: int | None) -> MergeResult:
         """Write the rows of a single write, unless they were committed by an attempt before."""
@@ -273,7 +285,9 @@ class Merge:
             if len(documents) < typed.taken or not seen.isdisjoint(documents):
                 return False
         self._at(5)
-        if not fast.write_columns(sink, typed, stage_first=self._stage_first):
+        # Only the first rows of a table may rely on it: they may add special documents.
+        special = self._special.pop(table, None)
+        if not fast.write_columns(sink, typed, stage_first=self._stage_first, special=special):
             return False
         seen.update(documents)
         self._at(6)
@@ -299,6 +313,7 @@ class Merge:
             events,
             isolate_failures=self._isolate_failures,
             stage_first=self._stage_first,
+            special=self._special.pop(table, None),
         )
         self._at(6)
         if not (dead or parked):

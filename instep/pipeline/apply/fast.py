@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from instep.document import guard
 from instep.document.decoding import Event
 from instep.document.guard import DocumentId, Reduced, Stored, Verdict
+from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.sink import Sink
 from instep.sinks.target_table import StagedColumns, StagedRow
 
@@ -68,7 +69,13 @@ def write(
     return verdicts
 
 
-def write_columns(sink: Sink, staged: StagedColumns, *, stage_first: bool = False) -> bool:
+def write_columns(
+    sink: Sink,
+    staged: StagedColumns,
+    *,
+    stage_first: bool = False,
+    special: SpecialDocuments | None = None,
+) -> bool:
     """Write documents of which only the newest row matters, because nobody asks for verdicts.
 
     Return False, with nothing written, if they need another path. Raise LateRows as `write` does.
@@ -76,7 +83,7 @@ def write_columns(sink: Sink, staged: StagedColumns, *, stage_first: bool = Fals
     table, rules = sink.table, sink.target.rules
     if not table.may_upsert or rules.missing != "insert" or rules.transitions:
         return False
-    special = sink.journal.special_documents()
+    special = special or sink.journal.special_documents()
     if special.any_parked or (special.any_deleted and rules.ordered):
         return False
     if not stage_first and table.is_optimistic(len(staged)):
