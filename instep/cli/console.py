@@ -131,4 +131,4 @@ def _announce(server: ConsoleServer, *, open_browser: bool) -> None:
     if sys.platform != "darwin" and not any(map(os.environ.get, DESKTOPS)):
         output.say("no desktop here: the URL was not opened")
     else:
-        webbrowser.open(server.start_url)
+        webbrowser.open(server.one_time_url())

@@ -41,6 +41,7 @@ HEADERS = {
 READING = ("GET", "HEAD")
 SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
+ONE_TIME_S = 60.0
 FAILURE_PAUSE_S = 0.5
 PASSWORD_CHARACTERS_MIN = 8
 USER_CHARACTERS_MAX = 100  # the length of instep_decisions.actor
@@ -155,6 +156,8 @@ class Doorkeeper:
         self.sessions, self.users = sessions, users
         self.token = secrets.token_urlsafe(32)
         self._token_user = token_user
+        self._lock = threading.Lock()
+        self._one_time: dict[str, float] = {}  # tokens, and until when each is valid
         self._hasher = argon2.PasswordHasher()
         # checked for unknown names too, so that the time does not tell which names exist
         self._no_password = self._hasher.hash(secrets.token_hex(16)) if users else ""
@@ -164,9 +167,23 @@ class Doorkeeper:
         """Return whether people sign in with a password."""
         return self.users is not None and self.users.proxy is None
 
+    def one_time_token(self) -> str:
+        """Return a token that opens one session, and soon none any more.
+
+        A browser is started with its URL as an argument, which every user of the machine can read.
+        """
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            self._one_time[token] = time.monotonic() + ONE_TIME_S
+        return token
+
     def by_token(self, token: str) -> str | None:
         """Return the cookie of a new session if the token is right."""
-        if self.users is not None or not hmac.compare_digest(token.encode(), self.token.encode()):
+        if self.users is not None:
+            return None
+        with self._lock:
+            is_one_time = self._one_time.pop(token, 0.0) > time.monotonic()
+        if not is_one_time and not hmac.compare_digest(token.encode(), self.token.encode()):
             return None
         return self.sessions.open(Person(self._token_user))
 

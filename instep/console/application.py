@@ -172,8 +172,8 @@ class _Site:
         cookie = self._door.by_token(request.query_params.get("token", ""))
         if cookie is None:
             return _refused(
-                "The token in this URL is wrong: the console was started again since."
-                " Use the start URL that it printed last.",
+                "The token in this URL is wrong: the console was started again since, or it was a"
+                " token for one use. Use the start URL that the console printed last.",
                 401,
             )
         return self._signed_in(cookie, "/")

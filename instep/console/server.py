@@ -70,6 +70,12 @@ class ConsoleServer:
             return self.address
         return f"{self.address}start?token={self.door.token}"
 
+    def one_time_url(self) -> str:
+        """Return a URL that opens the console once, for the arguments of a browser."""
+        if self.door.users is not None:
+            return self.address
+        return f"{self.address}start?token={self.door.one_time_token()}"
+
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until a signal or `stop`. `ready` is called when pages are answered."""
         asyncio.run(self._serve(ready))

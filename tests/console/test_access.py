@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +39,7 @@ from tests.support.consoles import (
     cookie_of,
     parked_documents,
 )
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -111,6 +115,45 @@ def test_a_wrong_token_opens_nothing(console: ConsoleServer) -> None:
     for token in ("", "x", console.door.token[:-1], console.door.token + "x"):
         response = answered(console, f"/start?token={token}")
         assert (response.status, response.headers["Set-Cookie"]) == (401, None)
+
+
+def test_a_one_time_token_opens_one_session(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = console.one_time_url().removeprefix(console.address[:-1])
+    assert console.door.token not in path
+    assert [answered(console, path).status for _ in range(2)] == [303, 401]
+    monkeypatch.setattr(access, "ONE_TIME_S", 0.0)
+    late = console.one_time_url().removeprefix(console.address[:-1])
+    assert answered(console, late).status == 401
+
+
+def test_the_browser_is_started_without_the_token(
+    office: ConsoleFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give no lasting secret to the arguments of a program, which all users can see."""
+    seen = tmp_path / "arguments"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {seen}.part && mv {seen}.part {seen}\n')
+    browser.chmod(0o700)
+    environment = {**os.environ, "BROWSER": str(browser)}
+    arguments = ["console", "--port", "0", "--open"]
+    config = ["--config", str(office.folder / "instep.toml")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "instep", *arguments, *config],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline()
+        wait_until(seen.exists, "the browser")
+        process.terminate()
+    token = printed.strip().partition("token=")[2]
+    assert len(token) > 20
+    assert "/start?token=" in seen.read_text()
+    assert token not in seen.read_text()
 
 
 def test_another_host_name_is_refused(console: ConsoleServer, cookie: str) -> None:
