@@ -17,6 +17,9 @@ from instep.console.access import Doorkeeper, Sessions
 from instep.console.workspace import ConsoleOptions, Workspace
 
 GRACE_S = 2
+# A plan's URL names what is selected: a page of ids with 255 characters of four bytes each, which
+# are percent-encoded twice if they have line breaks.
+REQUEST_BYTES_MAX = 1 << 20
 LOCALHOST = "127.0.0.1"
 
 
@@ -59,6 +62,8 @@ class ConsoleServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                http="h11",
+                h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
                 timeout_graceful_shutdown=GRACE_S,
             )
         )

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import pytest
 
-from instep.console.pages import documents
+from instep.console.pages import documents, quarantine
 from instep.console.server import ConsoleServer
 from instep.document.reasons import Reason
 from instep.kafka.connection import Cluster
@@ -618,6 +618,27 @@ def test_hostile_documents_are_selected_exactly(page: Page, console: ConsoleServ
     assert count >= len(HOSTILE_VALUES)
     documents = page.get_by_role("region", name="Changes").locator("tbody td:nth-child(2)")
     assert len(set(documents.all_inner_texts())) == count
+
+
+def test_a_page_of_the_longest_ids_is_selected(
+    console: ConsoleServer, office: ConsoleFolder, page: Page
+) -> None:
+    """Take a URL with a whole page of ids, each of 255 characters that take much room in it."""
+    names = [f"{number:03}\r\n" + "😀" * 250 for number in range(quarantine.SHOWN)]
+    consoles.park(office, Reason.PARENT_MISSING, names)
+    try:
+        page.goto(f"{console.address}parked?reason=PARENT_MISSING")
+        page.get_by_label("Select all on this page").check()
+        page.get_by_role("button", name="Plan to skip what blocks the selected").click()
+        page.wait_for_url("**/parked/skip?*")
+        changes = page.get_by_role("region", name="Changes").locator("tbody tr")
+        assert changes.count() == len(names)
+        page.get_by_label("Reason, kept").fill("long ids")
+        page.get_by_role("button", name="Skip as ann").click()
+        page.wait_for_url("**/done?id=*")
+        assert f"{len(names)} skipped" in page.inner_text("main")
+    finally:
+        run_sql(office.url, "DELETE FROM instep_parked WHERE reason = 'PARENT_MISSING'")
 
 
 def test_hostile_parameters_are_only_text(page: Page, console: ConsoleServer) -> None:

@@ -20,8 +20,9 @@ from confluent_kafka import Producer
 from instep import settings, sinks
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
-from instep.document.decoding import DeadLetter, Decoder
-from instep.document.reasons import Reason
+from instep.document.decoding import DeadLetter, Decoder, Event
+from instep.document.guard import Parked
+from instep.document.reasons import Reason, Refusal
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline.apply.batch import Writer
@@ -178,6 +179,26 @@ def add_letters(made: ConsoleFolder, reason: Reason, documents: list[str]) -> No
             ]
             letters = [DeadLetter(one, reason, "not what was expected") for one in records]
             sink.journal.add_dead_letters(1, letters, datetime.now(UTC))
+    finally:
+        sink.close()
+
+
+def park(made: ConsoleFolder, reason: Reason, documents: list[str]) -> None:
+    """Keep an event of each document as parked."""
+    sink = sinks.open_sink(inspection.inspect(PIPELINE, made.pipeline))
+    try:
+        with sink.transaction():
+            parked = [
+                (
+                    Parked(
+                        Event(LETTER_OFFSET + number, name, 1, None, None, ()),
+                        Refusal(reason, "not what was expected"),
+                    ),
+                    record(LETTER_OFFSET + number, name, _event(name, 1)),
+                )
+                for number, name in enumerate(documents)
+            ]
+            sink.journal.add_parked(1, parked, datetime.now(UTC))
     finally:
         sink.close()
 
