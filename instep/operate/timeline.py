@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from instep.sinks.journal_entries import (
 from instep.sinks.target import Position
 
 CHUNK_RECORDS = 1_000
+OFFSETS_MAX = 200_000  # of the whole topic, if only the newest events are wanted
 NOT_APPLIED_YET = "not applied yet"
 
 OpenCluster = Callable[[], contextlib.AbstractContextManager[Cluster]]
@@ -61,7 +62,8 @@ class TimelineEntry(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True):
     """The events of a document, the decisions about it, and its rows.
 
-    `further` has the rows of each further table, by its name.
+    `further` has the rows of each further table, by its name. `unread` offsets of the topic are
+    left out: the verdicts of the first events may depend on them.
     """
 
     pipeline: str
@@ -72,6 +74,7 @@ class Timeline(msgspec.Struct, frozen=True):
     row: dict[str, Any] | None
     waiting: int
     further: dict[str, list[dict[str, Any]]] = {}
+    unread: int = 0
 
     def __bool__(self) -> bool:
         has_rows = self.row is not None or any(self.further.values())
@@ -83,8 +86,10 @@ def read(
 ) -> Timeline:
     """Return the timeline of the document with the id `text`.
 
-    With `newest`, at most this many events of the history, decisions and dead letters.
+    With `newest`, at most this many events, decisions and dead letters, and of a topic that is read
+    only the newest OFFSETS_MAX offsets.
     """
+    unread = 0
     document = session.decoder.document(text)
     with session.read() as sink:
         count = sink.journal.waiting_count(str(document))
@@ -97,11 +102,20 @@ def read(
             events = _from_history(session, str(document), waiting, newest)
         else:
             waiting_at = {record.position: record for record in waiting}
+            about = str(document) if newest else None
+            removed = {
+                decision.position: decision.action
+                for decision in sink.journal.decisions(document=about)
+                if decision.action in ("skipped", "dropped")
+            }
             with cluster() as opened:
-                events = _from_topic(session, document, opened, sink.ledger.positions(), waiting_at)
+                ranges, unread = _ranges(opened, sink.target.topic, OFFSETS_MAX if newest else None)
+                found = _events_of(session, document, opened, ranges)
+                events = _judged(session, found, sink.ledger.positions(), waiting_at, removed)
+            events = events[-newest:] if newest else events
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
     events += map(_dead, letters)
-    return Timeline(session.name, text, source, events, decisions, row, count, further)
+    return Timeline(session.name, text, source, events, decisions, row, count, further, unread)
 
 
 def _from_history(
@@ -143,23 +157,18 @@ def _dead(letter: QuarantinedRecord) -> TimelineEntry:
     )
 
 
-def _from_topic(
+def _judged(
     session: MaintenanceSession,
-    document: DocumentId,
-    cluster: Cluster,
+    events: Iterable[tuple[int, Event]],
     ledger: dict[int, Position],
     waiting: dict[RecordPosition, QuarantinedRecord],
+    removed: dict[RecordPosition, str],
 ) -> list[TimelineEntry]:
-    """Return every event of the document that the log holds, with the verdict of the guard."""
+    """Return events of the log with the verdicts of the guard."""
     rules = session.sink.target.rules
-    removed = {
-        decision.position: decision.action
-        for decision in session.sink.journal.decisions()
-        if decision.action in ("skipped", "dropped")
-    }
     order: int | None = None  # the order value that the events so far leave in the table
     entries: list[TimelineEntry] = []
-    for partition, event in _events_of(session, document, cluster):
+    for partition, event in events:
         place = position_of(session.sink.target, partition, event.offset)
         position = ledger.get(partition)
         verdict, reason, detail = NOT_APPLIED_YET, None, None
@@ -185,20 +194,34 @@ def _from_topic(
     return entries
 
 
+def _ranges(
+    cluster: Cluster, name: str, most: int | None
+) -> tuple[dict[int, tuple[int, int]], int]:
+    """Return what to read of each partition, and the number of offsets that are left out."""
+    topic = topics.describe(cluster, name)
+    first = offsets.earliest(cluster, name, topic.partitions)
+    end = offsets.latest(cluster, name, topic.partitions)
+    starts = dict(first)
+    if most is not None:
+        each = most // len(topic.partitions)
+        starts = {number: max(start, end[number] - each) for number, start in first.items()}
+    unread = sum(start - first[number] for number, start in starts.items())
+    return {number: (start, end[number]) for number, start in starts.items()}, unread
+
+
 def _events_of(
-    session: MaintenanceSession, document: DocumentId, cluster: Cluster
+    session: MaintenanceSession,
+    document: DocumentId,
+    cluster: Cluster,
+    ranges: dict[int, tuple[int, int]],
 ) -> Iterator[tuple[int, Event]]:
     """Yield the document's events, partition by partition, in log order."""
-    topic = topics.describe(cluster, session.sink.target.topic)
-    first = offsets.earliest(cluster, topic.name, topic.partitions)
-    end = offsets.latest(cluster, topic.name, topic.partitions)
     is_keyed = session.sink.target.mapping.is_keyed
     key = str(document).encode()
-    for partition in topic.partitions:
-        bounds = {partition: (first[partition], end[partition])}
+    for partition, bounds in sorted(ranges.items()):
         records = (
             record_of(record)
-            for record in reading.read(cluster, topic.name, bounds)
+            for record in reading.read(cluster, session.sink.target.topic, {partition: bounds})
             if not is_keyed or record.key == key
         )
         while chunk := list(itertools.islice(records, CHUNK_RECORDS)):

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -18,8 +18,9 @@ import pytest
 from instep.console.pages import documents, quarantine
 from instep.console.server import ConsoleServer
 from instep.document.reasons import Reason
+from instep.kafka import offsets, reading
 from instep.kafka.connection import Cluster
-from instep.operate import dead_letters
+from instep.operate import dead_letters, timeline
 from instep.settings import FurtherTable, Transform
 from tests.support import consoles
 from tests.support.consoles import (
@@ -474,6 +475,30 @@ def test_a_pipeline_with_a_transformation_names_the_command(office: ConsoleFolde
             assert command in answer.text
         answer = answered(server, "/dead/drop?reason=NOT_JSON", Cookie=cookie)
         assert answer.status == 200
+
+
+def test_without_a_history_only_the_newest_records_are_read(
+    office: ConsoleFolder, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consoles.serving(consoles.changed(office, history=False)) as server:
+        cookie = cookie_of(server)
+        whole = answered(server, "/document?id=d0", Cookie=cookie).text
+        assert "the topic was read" in whole
+        assert "older ones were not" not in whole
+        assert whole.count('<td class="number">0:') == 2
+        read: list[tuple[int, int]] = []
+        before = reading.read
+
+        def remember(*arguments: Any) -> Any:
+            read.extend(arguments[2].values())
+            return before(*arguments)
+
+        monkeypatch.setattr(reading, "read", remember)
+        monkeypatch.setattr(timeline, "OFFSETS_MAX", 20)
+        text = answered(server, "/document?id=d0", Cookie=cookie).text
+        assert max(end - start for start, end in read) == 10
+        left_out = sum(max(0, end - 10) for end in offsets.latest(cluster, TOPIC, [0, 1]).values())
+        assert f"read; {left_out:,} older ones were not" in text
 
 
 def test_the_rows_of_further_tables_are_shown(office: ConsoleFolder) -> None:
