@@ -239,6 +239,12 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
                 20,
             )
     read = sorted((one.read for one in consumers), reverse=True)
+    twice = checkers.repeated(scenario.history(), group, by=OperationKind.READ)
+    trial.control(
+        "in the share group, each record goes to one member",
+        not twice,
+        f"{twice.count} of {sum(read)} read again",
+    )
     trial.limit(
         "in a share group, all five members read from three partitions",
         all(read) or None,

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from instep.document.showing import counted
+from instep.kafka import groups
 from instep.kafka.admin import consumer_groups
 from instep.report.tables import Cell
 from instep.waiting import wait_until
@@ -32,6 +33,8 @@ INTERVAL_MS = 200  # between automatic commits
 ABSENT_S = 12.0
 COMMITTED_WITHIN = 5  # records, a part of a batch
 JOINING = "PreparingRebalance"
+KNOWN_COMMITS = 50
+OLD = "kafka-2"  # the bundle with the Java client of an older release
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +454,12 @@ DEFAULTS = {
     sources=("documentation: enable.auto.commit", "librdkafka: configuration"),
 )
 def consumer_defaults(trial: Trial) -> None:
+    old_release, old = defaults.of_java(OLD, defaults.JAVA_CONSUMER)
+    trial.control(
+        f"Java {old_release} had the defaults that its documentation lists",
+        all(old.get(name, "").lower() in values for name, values in DEFAULTS.items()),
+        ", ".join(f"{name}={old.get(name)}" for name in DEFAULTS),
+    )
     clients = {
         Library.JAVA: defaults.of_java("kafka", defaults.JAVA_CONSUMER),
         Library.LIBRDKAFKA: defaults.of_librdkafka(list(DEFAULTS)),
@@ -559,7 +568,8 @@ def _positions_of_hanging(trial: Trial, library: Library, protocol: str) -> Hang
     method=(
         "A consumer commits after each batch, with the Java client and with librdkafka; another "
         "one reads and never commits. Read the topic __consumer_offsets, decode it, and compare "
-        "it with the commits that the consumers recorded."
+        "it with the commits that the consumers recorded, and with the positions that the "
+        f"coordinator tells. As a control of the reading, make {KNOWN_COMMITS} commits by hand."
     ),
     advice=(
         "Never delete or truncate this topic, and give it three replicas "
@@ -587,14 +597,25 @@ def where_offsets_are_stored(trial: Trial) -> None:
         }
         | {"none": partial(_commit_each_batch, trial, Library.LIBRDKAFKA, CommitMode.NEVER)}
     )
-    recorded, stored = found["none"]
+    by_hand, known = list(range(1, KNOWN_COMMITS + 1)), _commit_by_hand(trial)
+    trial.control(
+        f"{KNOWN_COMMITS} commits made by hand are found, in order",
+        known == by_hand,
+        f"{len(known)} entries",
+    )
+    recorded, stored, _ = found["none"]
     trial.control(
         "a consumer that never commits has nothing there",
         recorded == stored == [],
         f"{len(stored)} entries",
     )
     for library in CLIENTS:
-        recorded, stored = found[library]
+        recorded, stored, at = found[library]
+        trial.control(
+            f"{library}: the coordinator has the last commit that the consumer recorded",
+            at is not None and at == recorded[-1],
+            f"position {at}",
+        )
         trial.statement(
             "the topic has every commit, in order",
             stored == recorded != [],
@@ -606,15 +627,24 @@ def where_offsets_are_stored(trial: Trial) -> None:
 
 def _commit_each_batch(
     trial: Trial, library: Library, commit: CommitMode
-) -> tuple[list[int], list[int]]:
-    """Return the commits that a consumer recorded and those in the offsets topic."""
+) -> tuple[list[int], list[int], int | None]:
+    """Return the commits that a consumer recorded, those in the offsets topic, and its position."""
     scenario = trial.scenario(f"{library}, {commit}")
     plan: Consuming = crashes.plan(trial, library=library, commit=commit)
     crashes.publish(trial, scenario, plan.topic)
     scenario.consume(msgspec.structs.replace(plan, member=FIRST))
     recorded = [one.offset or 0 for one in history.of(scenario.history(), OperationKind.COMMIT)]
-    stored = committed_offsets.commits(trial.cluster.connection, plan.group, plan.topic, 0)
-    return recorded, stored
+    place = plan.group, plan.topic, 0
+    stored = committed_offsets.commits(trial.cluster.connection, *place)
+    return recorded, stored, committed_offsets.position(trial.cluster.connection, *place)
+
+
+def _commit_by_hand(trial: Trial) -> list[int]:
+    """Commit known offsets one after the other; return those that are found in the topic."""
+    topic, group = trial.topic(1), trial.group()
+    for offset in range(1, KNOWN_COMMITS + 1):
+        groups.mirror(trial.cluster.kafka, group, topic, {0: offset})
+    return committed_offsets.commits(trial.cluster.connection, group, topic, 0)
 
 
 @experiment(
