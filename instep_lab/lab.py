@@ -201,6 +201,10 @@ class Lab:
                     interruption.raise_noted()
         except Exception as error:  # noqa: BLE001 - one broken experiment must not stop the others
             failure = error
+            if trial is not None:
+                # a client that did something else than planned may be what broke it
+                with contextlib.suppress(errors.InstepError):
+                    trial.check_clients()
         except BaseException:
             if trial is not None:
                 trial.abandon()

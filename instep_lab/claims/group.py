@@ -143,7 +143,9 @@ def _kill_and_take_over(
         idle_s=PATIENCE_S,
         config={"session.timeout.ms": 6_000} if trial.cluster.own is None else SHORT_SESSION,
     )
-    status = scenario.run(msgspec.structs.replace(plan, dies_at=CrashPoint.WORKED, dies_on=point))
+    # with a count, so that one that lives on ends too
+    dies = msgspec.structs.replace(plan, dies_at=CrashPoint.WORKED, dies_on=point, count=count)
+    status = scenario.run(dies)
     with scenario.background(msgspec.structs.replace(plan, member="next", idle_s=None)):
         trial.wait(
             lambda: not checkers.lost(scenario.history(), group, by=OperationKind.READ),

@@ -10,26 +10,44 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    Message,
+    Producer,
+    ShareConsumer,
+    TopicPartition,
+)
 
 from instep.kafka import topics
 from instep.local.proxy import NetworkFault, Proxy
-from instep_lab import trial, workload
+from instep_lab import power_cut, trial, workload
 from instep_lab.clients import __main__ as clients_main
-from instep_lab.clients import bulk, consuming, publishing, table
+from instep_lab.clients import (
+    admin,
+    bulk,
+    committed_offsets,
+    consuming,
+    defaults,
+    kafka_python,
+    publishing,
+    share_group,
+    table,
+)
 from instep_lab.clients.__main__ import main
 from instep_lab.cluster_pool import LabCluster
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
+from instep_lab.queues import redis
 
 VARIABLE = "INSTEP_TEST_LAB_BUG"
 RATE = 37
 BROKEN = (
-    *("sender", "bulk", "consumer", "java", "pool", "table"),
-    *("proxy", "broker", "disk", "topic", "history"),
+    *("sender", "bulk", "consumer", "java", "python", "share", "queue", "pool", "table"),
+    *("proxy", "broker", "disk", "power", "throttle", "topic", "history", "commits", "defaults"),
 )
 
 Patch = Callable[[object, str, object], None]
@@ -368,6 +386,70 @@ def java_does_not_die(patch: Patch) -> None:
     _java_bug(patch, "no death")
 
 
+def java_bulk_sender_drops(patch: Patch) -> None:
+    """Report records as sent that are never sent, where rates are measured."""
+    _java_bug(patch, "bulk drop")
+
+
+def java_swaps_what_it_reads(patch: Patch) -> None:
+    """Hand out two records in the wrong order."""
+    _java_bug(patch, "swap reads")
+
+
+def java_reports_other_offsets(patch: Patch) -> None:
+    """Record another offset than the one that was acknowledged."""
+    _java_bug(patch, "other offsets")
+
+
+def java_commits_nothing(patch: Patch) -> None:
+    """Record commits that were never requested."""
+    _java_bug(patch, "commit nothing")
+
+
+# --- other clients --------------------------------------------------------------------------------
+
+
+def python_skips(patch: Patch) -> None:
+    """Pass over a record."""
+    handle, hits = kafka_python._PythonReader._handle, Rarely()
+
+    def broken(self: kafka_python._PythonReader, records: list[Any]) -> None:
+        handle(self, [record for record in records if not hits()])
+
+    patch(kafka_python._PythonReader, "_handle", broken)
+
+
+def python_starts_at_the_beginning(patch: Patch) -> None:
+    """Read partitions from the beginning whatever the group has committed."""
+    assigned = kafka_python._PythonReader.on_partitions_assigned
+
+    def broken(self: kafka_python._PythonReader, parts: Collection[Any]) -> None:
+        self._consumer.seek_to_beginning(*parts)
+        assigned(self, parts)
+
+    patch(kafka_python._PythonReader, "on_partitions_assigned", broken)
+
+
+def share_joins_another_group(patch: Patch) -> None:
+    """Let each member read in a share group of its own."""
+    consumer = ShareConsumer
+
+    def broken(config: dict[str, Any]) -> Any:
+        return consumer({**config, "group.id": f"{config['group.id']}-{config['client.id']}"})
+
+    patch(share_group, "ShareConsumer", broken)
+
+
+def queue_client_drops(patch: Patch) -> None:
+    """Pass over a message that was read."""
+    dequeue, hits = redis.ListQueue.dequeue, Rarely()
+
+    def broken(self: redis.ListQueue, count: int) -> list[bytes]:
+        return [message for message in dequeue(self, count) if not hits()]
+
+    patch(redis.ListQueue, "dequeue", broken)
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 
@@ -450,6 +532,43 @@ def topic_settings_are_ignored(patch: Patch) -> None:
         create(cluster, name, partitions, replicas, {}, **rest)
 
     patch(topics, "create", broken)
+
+
+def power_is_not_cut(patch: Patch) -> None:
+    """Report that the power of a disk was cut that works on."""
+    patch(power_cut.PowerCutDisk, "cut", lambda self: None)
+
+
+def throttle_does_nothing(patch: Patch) -> None:
+    """Report a limit of replication that was never set."""
+    patch(admin, "limit_replication", lambda *_: None)
+
+
+# --- what the brokers and the libraries tell ------------------------------------------------------
+
+
+def commits_are_passed_over(patch: Patch) -> None:
+    """Pass over commits in the offsets topic."""
+    decode, hits = committed_offsets.decode_key, Rarely()
+    patch(committed_offsets, "decode_key", lambda key: None if hits() else decode(key))
+
+
+def commits_are_misread(patch: Patch) -> None:
+    """Return the offset before the committed one."""
+    position = committed_offsets.position
+    patch(committed_offsets, "position", lambda *place: (position(*place) or 1) - 1)
+
+
+def defaults_are_mixed_up(patch: Patch) -> None:
+    """Give each setting of a Java client the default of the next one."""
+    parse = defaults.parse
+
+    def broken(page: str) -> dict[str, str]:
+        found = parse(page)
+        names = list(found)
+        return dict(zip(names, [found[name] for name in (*names[1:], *names[:1])], strict=True))
+
+    patch(defaults, "parse", broken)
 
 
 # --- the history ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -463,7 +464,7 @@ public final class LabClient {
       if (failure == null) {
         one.put("topic", metadata.topic()).put("partition", metadata.partition());
         // -1 if the broker does not tell it: without acknowledgements, or for a recognised repeat
-        one.put("offset", metadata.offset());
+        one.put("offset", metadata.offset() + (bug.hits("other offsets") ? 1 : 0));
       } else {
         one.put("note", name(failure));
       }
@@ -540,8 +541,10 @@ public final class LabClient {
     private final Stop stop;
     private final byte[][] keys = new byte[VALUES][];
     private final byte[][] values = new byte[VALUES][];
+    private final SeededBug bug;
 
     Measurer(JsonNode plan, JsonNode connection, History results, Stop stop) {
+      bug = new SeededBug(connection);
       this.plan = plan;
       this.stop = stop;
       this.connection = connection;
@@ -613,6 +616,9 @@ public final class LabClient {
       Callback callback = mode.equals("forget") ? null : counts;
       boolean waits = mode.equals("wait");
       for (int number = 0; number < count; number++) {
+        if (bug.hits("bulk drop")) {
+          continue;
+        }
         Future<RecordMetadata> answer = producer.send(record(number), callback);
         if (waits) {
           answer.get();
@@ -799,6 +805,9 @@ public final class LabClient {
 
     private void handle(List<ConsumerRecord<byte[], byte[]>> batch) throws InterruptedException {
       batch.removeIf(record -> bug.hits("skip"));
+      if (batch.size() > 1 && bug.is("swap reads")) {
+        Collections.swap(batch, 0, 1);
+      }
       for (ConsumerRecord<byte[], byte[]> record : batch) {
         note("read", record);
         read++;
@@ -903,6 +912,10 @@ public final class LabClient {
         return;
       }
       long began = System.nanoTime();
+      if (bug.is("commit nothing")) {
+        offsets.forEach((part, offset) -> noteCommit(part, offset, "ok", "sync", began));
+        return;
+      }
       if (!synchronous) {
         offsets.forEach((part, offset) -> noteCommit(part, offset, "unknown", "sent", began));
         consumer.commitAsync(
