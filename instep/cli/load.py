@@ -27,6 +27,8 @@ TOTALS = ("records", "applied", "stale", "repeated", "ignored", "parked", "dead"
 COLUMNS = ("PIPELINE", "LOAD", "ROWS", *(name.upper() for name in TOTALS[1:]))
 CHECK_COLUMNS = ("DOCUMENTS", "IN-STEP", "NEWER", "MISSING", "DIFFERENT", "PARKED", "UNREADABLE")
 DETAIL_CHARACTERS_MAX = 100
+BATCH_ROWS = 5_000
+ARCHIVE = "archive:"  # before the name of an archive
 
 
 @app.command()
@@ -39,8 +41,9 @@ def load(
         str,
         typer.Option(
             "--from",
-            metavar="FILE|QUERY|TABLE",
-            help="File (JSON lines, CSV or Parquet), or with --source-url a query or a table.",
+            metavar="FILE|QUERY|TABLE|archive:NAME",
+            help="File (JSON lines, CSV or Parquet), with --source-url a query or a table,"
+            " or an archive of the pipeline's topic.",
         ),
     ],
     source_url: options.SourceUrl = None,
@@ -60,7 +63,7 @@ def load(
     batch_rows: Annotated[
         int,
         typer.Option(min=1, metavar="ROWS", help="Maximum number of rows in a transaction."),
-    ] = 5_000,
+    ] = BATCH_ROWS,
     restart: Annotated[
         bool, typer.Option("--restart", help="Begin at the first row again.")
     ] = False,
@@ -68,6 +71,7 @@ def load(
         bool,
         typer.Option("--no-reconcile", help="Do not compare the table with the source at the end."),
     ] = False,
+    skip_lost: options.SkipLost = False,
     execute: Execute = False,
     master: Master = None,
     as_json: AsJson = False,
@@ -79,13 +83,33 @@ def load(
     Every row passes the guard, so it never overwrites something newer. A load that was interrupted
     continues where it stopped. At the end the table is compared with the source. Exit status 0:
     they agree; 1: they do not, or rows cannot be understood.
+
+    An archive is loaded in the order of the log, deletes included, up to where the pipeline is. The
+    same command continues an interrupted load of it, and the guard drops what is applied already.
     """
     from instep.operate import load as operation
 
     declared = options.with_master(settings.load(GLOBAL.config), master)
     options.select_pipelines(declared, [pipeline])
+    if from_.startswith(ARCHIVE):
+        if source_url or key or name or rate or restart or batch_rows != BATCH_ROWS:
+            raise errors.SettingsError(
+                "an archive has its own order, keys and batches",
+                "leave out --source-url, --key, --name, --rate, --batch-rows and --restart",
+            )
+        _load_archive(
+            declared,
+            pipeline,
+            from_.removeprefix(ARCHIVE),
+            skip_lost=skip_lost,
+            execute=execute,
+            as_json=as_json,
+        )
+        return
+    if skip_lost:
+        raise errors.SettingsError("--skip-lost is for --from archive:NAME", "leave it out")
     if source_url is None:
-        _refuse_archive(declared, from_)
+        _refuse_archive(declared, pipeline, from_)
     source = _source(from_, source_url, key)
     if execute and not no_reconcile:
         extras.require_spark()  # before hours of work, not after them
@@ -118,8 +142,40 @@ def load(
     _exit(report, compared)
 
 
-def _refuse_archive(declared: settings.Settings, from_: str) -> None:
-    """Raise if the source is an archive, or another Delta table.
+def _load_archive(
+    declared: settings.Settings,
+    pipeline: str,
+    archive: str,
+    *,
+    skip_lost: bool,
+    execute: bool,
+    as_json: bool,
+) -> None:
+    """Bring the last state of each document of an archive into the table.
+
+    The records have places in the log: they are replayed in its order up to the pipeline's ledger,
+    which then continues. Events are folded to one state per document before anything is written.
+    """
+    from instep.cli import replay
+    from instep.kafka import places
+    from instep.pipeline.apply.load import no_ledger
+    from instep.sinks import ledger_reader
+
+    if not ledger_reader.ledger(pipeline, settings.pipeline(declared, pipeline)):
+        raise no_ledger(pipeline)
+    changes = replay.apply_log(
+        declared,
+        pipeline,
+        first=places.FromStart(),
+        archive=archive,
+        skip_lost=skip_lost,
+        execute=execute,
+    )
+    replay.print_replayed(changes, execute, as_json)
+
+
+def _refuse_archive(declared: settings.Settings, pipeline: str, from_: str) -> None:
+    """Raise if the source is a file of an archive, or another Delta table.
 
     The records of an archive have places in the log. A load would give them numbers instead: the
     order of a document's records, tombstones and `@timestamp` would be lost.
@@ -133,14 +189,14 @@ def _refuse_archive(declared: settings.Settings, from_: str) -> None:
     if named and not source.is_file():
         raise errors.SettingsError(
             f"--from {from_!r} is an archive, whose records have a place in the log",
-            f"replay them: instep replay --archive {shlex.quote(named[0])} --from start",
+            f"name it as an archive: instep load {shlex.quote(pipeline)}"
+            f" --from {ARCHIVE}{shlex.quote(named[0])}",
         )
     if (source / "_delta_log").is_dir():
         raise errors.SettingsError(
             f"--from {from_!r} is a Delta table, which a load does not read",
-            "if it is an archive, declare it and replay it: [archives.NAME], then"
-            " instep replay --archive NAME --from start; otherwise write its rows to a Parquet file"
-            " and load that",
+            f"if it is an archive, declare it as [archives.NAME] and load --from {ARCHIVE}NAME;"
+            " otherwise write its rows to a Parquet file and load that",
         )
 
 

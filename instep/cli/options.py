@@ -121,6 +121,12 @@ Partitions = Annotated[
         "-p", "--partition", metavar="0,1", help="Only these partitions. Can be repeated."
     ),
 ]
+SkipLost = Annotated[
+    bool,
+    typer.Option(
+        "--skip-lost", help="With an archive: go on although it and Kafka have lost records."
+    ),
+]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="NAME", help="Only with this reason, such as TEXT_TOO_LONG."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from instep.terminal import Tone
 if TYPE_CHECKING:
     from instep.archive.log import ArchivedLog
     from instep.archive.table import Ranges
+    from instep.kafka import places
     from instep.kafka.connection import Cluster
     from instep.kafka.logs import Log
     from instep.pipeline.apply.maintenance import Change, MaintenanceSession
@@ -48,13 +50,7 @@ def replay(
             autocompletion=completion.archives,
         ),
     ] = None,
-    skip_lost: Annotated[
-        bool,
-        typer.Option(
-            "--skip-lost",
-            help="With --archive: replay although records of the range are lost.",
-        ),
-    ] = False,
+    skip_lost: options.SkipLost = False,
     pipeline: PipelineName = None,
     execute: Execute = False,
     as_json: AsJson = False,
@@ -66,7 +62,6 @@ def replay(
     This is safe while the pipeline runs. For dead letters, use `instep dead replay`.
     """
     from instep.kafka import places
-    from instep.operate import log_replay
 
     if not document and from_ is None and to is None:
         raise errors.SettingsError(
@@ -76,11 +71,38 @@ def replay(
     first = places.parse_place(from_) if from_ is not None else None
     last = places.parse_place(to) if to is not None else None
     declared = settings.load(GLOBAL.config)
+    changes = apply_log(
+        declared,
+        options.select_pipeline(declared, pipeline),
+        documents=document or (),
+        first=first,
+        last=last,
+        partitions=options.parse_partitions(partition),
+        archive=archive,
+        skip_lost=skip_lost,
+        execute=execute,
+    )
+    print_replayed(changes, execute, as_json)
+
+
+def apply_log(
+    declared: settings.Settings,
+    pipeline: str,
+    *,
+    documents: Collection[str] = (),
+    first: places.Place | None = None,
+    last: places.Place | None = None,
+    partitions: Collection[int] = (),
+    archive: str | None = None,
+    skip_lost: bool = False,
+    execute: bool = False,
+) -> list[Change]:
+    """Apply a part of the log again, or plan it; return what becomes of each document."""
+    from instep.operate import log_replay
+
     changes: list[Change] = []
     with (
-        resources.maintenance_session(
-            declared, options.select_pipeline(declared, pipeline)
-        ) as session,
+        resources.maintenance_session(declared, pipeline) as session,
         resources.cluster(declared) as cluster,
         terminal.ProgressLine(sys.stderr) as line,
     ):
@@ -90,10 +112,10 @@ def replay(
             session,
             cluster,
             log=log,
-            documents=document or (),
+            documents=documents,
             first=first,
             last=last,
-            partitions=options.parse_partitions(partition),
+            partitions=partitions,
         )
         if archive is not None and archived is not None:
             _refuse_lost(archive, archived.lost(selected.ranges), session, skip_lost=skip_lost)
@@ -110,6 +132,13 @@ def replay(
         changes += log_replay.replay(
             session, cluster, selected, execute=execute, progress=progress, log=log
         )
+    return changes
+
+
+def print_replayed(changes: list[Change], execute: bool, as_json: bool) -> None:
+    """Print what became of each document; exit with status 1 if the table refused one."""
+    from instep.operate import log_replay
+
     output.print_changes(changes, execute, as_json, nothing="no row changes")
     if any(change.verdict == log_replay.REFUSED for change in changes):
         raise typer.Exit(1)

@@ -35,6 +35,8 @@ def test_an_archive_is_written_proven_replayed_and_tidied(
     topic = prepare(tmp_path, broker.bootstrap)
     ran = cli.instep(tmp_path, "init", "contracts")
     assert ran.returncode == 0, ran.stderr
+    load = ("load", "contracts", "--from", "archive:history")
+    assert "it has never run" in cli.refused(tmp_path, *load)
     assert cli.instep(tmp_path, "emit", "-", given=cli.EVENTS).returncode == 0
     ran = cli.instep(tmp_path, "run", "--once")
     assert ran.returncode == 0, ran.stderr
@@ -57,6 +59,14 @@ def test_an_archive_is_written_proven_replayed_and_tidied(
     assert done.returncode == 0, done.stderr
     assert run_sql(target, "SELECT count(*) FROM contract_document") == [(DOCUMENTS,)]
 
+    # A load from the archive does the same for one pipeline.
+    run_sql(target, "DELETE FROM contract_document")
+    assert DRY_RUN in cli.instep(tmp_path, *load).stderr
+    assert run_sql(target, "SELECT count(*) FROM contract_document") == [(0,)]
+    done = cli.instep(tmp_path, *load, "--execute")
+    assert done.returncode == 0, done.stderr
+    assert run_sql(target, "SELECT count(*) FROM contract_document") == [(DOCUMENTS,)]
+
     # The pipeline applied what the archive lost: a delete could be among it.
     proven = cli.instep(tmp_path, "reconcile", "--archive", "history")
     assert (proven.returncode, "lost before they were archived" in proven.stderr) == (1, True)
@@ -68,6 +78,8 @@ def test_an_archive_is_written_proven_replayed_and_tidied(
     refused = cli.instep(tmp_path, *replay, "--execute")
     assert (refused.returncode, "OFFSETS_EXPIRED" in refused.stderr) == (3, True)
     assert run_sql(target, "SELECT count(*) FROM contract_document") == [(0,)]
+    refused = cli.instep(tmp_path, *load, "--execute")
+    assert (refused.returncode, "OFFSETS_EXPIRED" in refused.stderr) == (3, True)
     accepted = cli.instep(tmp_path, *replay, "--skip-lost", "--execute")
     assert (accepted.returncode, "replaying without lost" in accepted.stderr) == (0, True)
     assert run_sql(target, "SELECT count(*) FROM contract_document") == [(DOCUMENTS,)]
@@ -85,7 +97,7 @@ def test_an_archive_is_written_proven_replayed_and_tidied(
     assert one["files"] == files["files"] - files["joined"] + bool(files["joined"])
 
 
-def test_a_load_does_not_read_an_archive_but_says_how_to_replay_it(tmp_path: Path) -> None:
+def test_a_load_does_not_read_the_folder_of_an_archive(tmp_path: Path) -> None:
     text = cli.settings_text(bootstrap="127.0.0.1:1", topic="print-status")
     settings = tmp_path / "instep.toml"
     settings.write_text(text + ARCHIVE.format(topic="print-status"), encoding="utf-8")
@@ -94,10 +106,15 @@ def test_a_load_does_not_read_an_archive_but_says_how_to_replay_it(tmp_path: Pat
 
     for source in ("history", "archive", str(tmp_path / "archive")):
         problem = cli.refused(tmp_path, "load", "contracts", "--from", source)
-        assert "instep replay --archive history --from start" in problem
+        assert "instep load contracts --from archive:history" in problem
     problem = cli.refused(tmp_path, "load", "contracts", "--from", "other")
     assert "is a Delta table" in problem
-    assert "instep replay --archive NAME" in problem
+    assert "--from archive:NAME" in problem
+    for option in (("--rate", "5"), ("--key", "id"), ("--restart",)):
+        problem = cli.refused(tmp_path, "load", "contracts", "--from", "archive:history", *option)
+        assert "an archive has its own order" in problem
+    problem = cli.refused(tmp_path, "load", "contracts", "--from", "x.csv", "--skip-lost")
+    assert "--skip-lost is for --from archive:NAME" in problem
 
 
 def test_an_archive_that_never_ran_has_no_table(tmp_path: Path, broker: LocalCluster) -> None:
