@@ -29,8 +29,12 @@ CONF = {
 class SparkCluster(Lifetime):
     """A master and workers under keepers: they end with the block, and with this process."""
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
-        self._folder, self._count = folder, workers
+    def __init__(self, folder: Path, workers: int = 2, *, own_hosts: bool = False) -> None:
+        """Take the number of workers; with `own_hosts`, each of them has an address of its own.
+
+        Spark repeats a slow task only on another host. Linux has all addresses of the loopback.
+        """
+        self._folder, self._count, self._own_hosts = folder, workers, own_hosts
         self._stack = contextlib.ExitStack()
         self._pids: list[int] = []
         self.url = ""
@@ -45,6 +49,8 @@ class SparkCluster(Lifetime):
         for number in range(1, self._count + 1):
             folder = str(self._folder / f"work-{number}")
             arguments = ["-c", "1", "-m", WORKER_MEMORY, "--work-dir", folder]
+            if self._own_hosts:
+                arguments += ["--host", f"127.0.0.{number + 1}"]
             arguments += ["--webui-port", str(pages.pop()), self.url]
             self._launch(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *arguments)
         for number in range(1, self._count + 1):
