@@ -268,7 +268,8 @@ def _status(error: errors.InstepError) -> int:
 
 
 def _problem(view: PageRequest, error: errors.InstepError, status: int) -> Response:
-    return view.render("problem.html", "Problem", http_status=status, error=error)
+    shown = view.problem_of(error)
+    return view.render("problem.html", "Problem", http_status=status, error=shown)
 
 
 def _refused(reason: str, status: int) -> Response:

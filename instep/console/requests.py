@@ -18,6 +18,15 @@ from instep.console.workspace import Workspace
 from instep.pipeline.apply.maintenance import MaintenanceSession
 
 REPORT = "look at the console's output; if it happens again, report it with that output"
+# errors whose text is a database's, which quotes the row, or names the key of a record
+WITH_VALUES = (
+    errors.RowRefused,
+    errors.KeyNotUnique,
+    errors.OutputKeyMissing,
+    errors.OutputTooLarge,
+    errors.RecordNotTransformed,
+)
+VALUES_HIDDEN = "it may contain values: run the command, or start the console without --hide-values"
 READ_ONLY = "This console is read-only."
 DECODING = frozenset({"/dead/replay", "/parked/release"})  # actions that decode records
 VIEWER = "You are signed in as a viewer; this needs the role operator."
@@ -54,7 +63,11 @@ class PageRequest:
         return self.workspace.needs_spark(pipeline)
 
     def problem_of(self, error: Exception) -> errors.InstepError:
-        """Return an error for a page. The text of an unexpected one may contain values."""
+        """Return an error for a page. The text of some, and of unexpected ones, may have values."""
+        if self.hides_values and isinstance(error, WITH_VALUES):
+            return errors.InstepError(
+                f"{errors.code_of(error)}: this console hides its text", VALUES_HIDDEN
+            )
         if isinstance(error, errors.InstepError):
             return error
         what = f"unexpected error: {type(error).__name__}"

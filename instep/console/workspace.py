@@ -159,9 +159,17 @@ class Workspace:
                 cluster = self._cluster()
             except errors.InstepError as error:
                 return msgspec.structs.replace(status.read(None, name, pipeline), error=str(error))
-            return status.read(cluster, name, pipeline)
+            return self._shown(status.read(cluster, name, pipeline))
 
         return read
+
+    def _shown(self, read: PipelineStatus) -> PipelineStatus:
+        """Return a status without the text of the error that a run reports: it may have values."""
+        run = read.run
+        if not self.options.hide_values or run is None or run.detail is None:
+            return read
+        run = msgspec.structs.replace(run, description=run.state, detail="its text is hidden")
+        return msgspec.structs.replace(read, run=run)
 
     def _cluster(self) -> Cluster | None:
         address = self.declared.kafka.bootstrap or registry.bootstrap()

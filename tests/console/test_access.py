@@ -29,7 +29,9 @@ from instep.console.access import (
 from instep.console.pages import ALL
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
-from instep.operate import timeline
+from instep.operate import status, timeline
+from instep.operate.status import PipelineStatus, RunStatus
+from instep.pipeline.apply.maintenance import MaintenanceSession
 from tests.support import consoles
 from tests.support.consoles import (
     PIPELINE,
@@ -278,6 +280,36 @@ def test_the_text_of_an_unexpected_error_is_hidden_with_the_values(
         assert answer.status == 500
         assert "unexpected error: RuntimeError" in answer.text
         assert ("4711" in answer.text) is is_shown
+
+
+def test_the_text_of_a_database_is_hidden_with_the_values(
+    read_only: ConsoleServer, console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Show the type of an error only: a database quotes the row that it refuses."""
+
+    def fail(*_: object) -> None:
+        raise errors.RowRefused("Duplicate entry '4711' for key 'email'")
+
+    monkeypatch.setattr(timeline, "read", fail)
+    monkeypatch.setattr(MaintenanceSession, "read", fail)
+    for path in ("/document?id=d1", "/decisions", "/dead"):
+        for server, is_shown in ((read_only, False), (console, True)):
+            text = answered(server, path, Cookie=cookie_of(server)).text
+            assert ("4711" in text) is is_shown, path
+            assert ("hides its text" in text) is not is_shown, path
+
+
+def test_why_a_run_ended_is_hidden_with_the_values(
+    office: ConsoleFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunStatus("stopped", "stopped: two rows with 4711", code="KEY_NOT_UNIQUE", detail="4711")
+    found = PipelineStatus(PIPELINE, "t", "sqlite:///x", "exactly-once", run=run)
+    monkeypatch.setattr(status, "read", lambda *_: found)
+    for options, is_shown in ((ConsoleOptions(hide_values=True), False), (None, True)):
+        with consoles.serving(office.loaded, options) as server:
+            text = answered(server, f"/pipeline?pipeline={PIPELINE}", Cookie=cookie_of(server)).text
+        assert "stopped" in text
+        assert ("4711" in text) is is_shown
 
 
 def test_a_link_from_another_site_works_with_the_cookie(

@@ -45,7 +45,7 @@ def decisions(view: PageRequest) -> Response:
                 latest = sink.journal.recent_decisions(SHOWN + 1, before, after)
                 found += [(name, one) for one in latest]
         except errors.InstepError as error:
-            problems.append((name, error))
+            problems.append((name, view.problem_of(error)))
     # stable: at one time, in the order of the pipelines, and of their logs
     found.sort(key=lambda pair: pair[1].at, reverse=True)
     earlier = None

@@ -52,7 +52,7 @@ def document(view: PageRequest) -> Response:
         try:
             one = _find(view, name, text)
         except errors.InstepError as error:
-            problems.append((name, error))
+            problems.append((name, view.problem_of(error)))
         else:
             if one.timeline or one.waiting or one.letters:
                 found.append(one)
