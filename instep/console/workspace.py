@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -27,9 +29,21 @@ KAFKA_TIMEOUT_S = 5.0
 IDLE_CLIENTS_MAX = 4  # readers, and others, that are kept for the next page
 RESULTS_MAX = 200
 CACHED_MAX = 100
+RECENT_S = 5.0  # then a list of all topics, for example, is read again
+STALE_S = 30.0  # then nobody sees it any more
 NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
 
 Value = TypeVar("Value")
+
+log = logging.getLogger("instep.console")
+
+
+class RecentValue(msgspec.Struct, Generic[Value], frozen=True):
+    """Something that was read from a server, and when."""
+
+    value: Value
+    at: datetime
+    read_s: float  # on the monotonic clock
 
 
 class ConsoleOptions(msgspec.Struct, frozen=True):
@@ -56,6 +70,8 @@ class Workspace:
         self._lock = threading.Lock()
         self._clusters: dict[str, Cluster] = {}
         self._cached: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._recent: OrderedDict[Any, RecentValue[Any]] = OrderedDict()
+        self._refreshing: set[Any] = set()
         self._results: OrderedDict[str, Any] = OrderedDict()
 
     def start(self) -> None:
@@ -112,6 +128,41 @@ class Workspace:
             while len(self._cached) > CACHED_MAX:
                 self._cached.popitem(last=False)
         return value
+
+    def recent(self, key: Any, read: Callable[[], Value]) -> RecentValue[Value]:
+        """Return a value and when it was read: at most STALE_S ago.
+
+        After RECENT_S it is read again in the background, so that nobody waits for it.
+        """
+        now = time.monotonic()
+        with self._lock:
+            found = self._recent.get(key)
+            age_s = now - found.read_s if found else float("inf")
+            if found and age_s < STALE_S:
+                if age_s >= RECENT_S and key not in self._refreshing:
+                    self._refreshing.add(key)
+                    threading.Thread(target=self._refresh, args=(key, read), daemon=True).start()
+                return found
+        return self._read_recent(key, read)
+
+    def _refresh(self, key: Any, read: Callable[[], Value]) -> None:
+        try:
+            self._read_recent(key, read)
+        except Exception as error:  # noqa: BLE001 - who asks after STALE_S sees it
+            log.debug("reading %s again failed: %r", key, error)
+        finally:
+            with self._lock:
+                self._refreshing.discard(key)
+
+    def _read_recent(self, key: Any, read: Callable[[], Value]) -> RecentValue[Value]:
+        at, read_s = datetime.now(UTC), time.monotonic()
+        made = RecentValue(read(), at, read_s)
+        with self._lock:
+            self._recent[key] = made
+            self._recent.move_to_end(key)
+            while len(self._recent) > CACHED_MAX:
+                self._recent.popitem(last=False)
+        return made
 
     def keep(self, result: Any) -> str:
         """Keep the result of a write for its page; return its id."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
 
+from instep.console import workspace
 from instep.console.server import ConsoleServer
-from instep.kafka import groups
+from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster
 from tests.support.consoles import PIPELINE, TOPIC
 from tests.support.runs import event, send
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -125,6 +128,47 @@ def test_a_group_shows_lag_and_unknown_positions(
     page.get_by_role("link", name=group, exact=True).click()
     row = page.get_by_role("region", name="Positions").locator("tbody tr").first.inner_text()
     assert row.split("\t")[2] == "3"
+
+
+def test_the_list_of_groups_shows_their_lag(
+    page: Page, console: ConsoleServer, cluster: Cluster
+) -> None:
+    ends = offsets.latest(cluster, TOPIC, [0, 1])
+    groups.commit(cluster, "console-lag", {(TOPIC, 0): ends[0] - 3, (TOPIC, 1): ends[1]})
+    groups.commit(cluster, "console-lag-gone", {(TOPIC, 0): ends[0] + 9})
+
+    def lags() -> dict[str, str]:
+        page.goto(f"{console.address}groups?match=console-lag")
+        rows = page.get_by_role("region", name="Groups").locator("tbody tr").all()
+        return {
+            row.locator("th").inner_text(): row.locator("td").nth(2).inner_text() for row in rows
+        }
+
+    # a list that was read some seconds ago may be shown, and says so
+    wait_until(lambda: lags() == {"console-lag": "3", "console-lag-gone": "0"}, "the lags")
+    assert page.get_by_text("groups, as of").locator("time").count() == 1
+
+
+def test_a_list_is_read_again_in_the_background(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[int] = []
+    go_on = threading.Event()
+
+    def read() -> int:
+        readings.append(1)
+        assert len(readings) == 1 or go_on.wait(30)
+        return len(readings)
+
+    key, recent = object(), console.workspace.recent
+    assert [recent(key, read).value for _ in range(3)] == [1, 1, 1]
+    monkeypatch.setattr(workspace, "RECENT_S", 0.0)
+    assert [recent(key, read).value for _ in range(3)] == [1, 1, 1], "somebody had to wait"
+    go_on.set()
+    wait_until(lambda: recent(key, read).value > 1, "the new value")
+    monkeypatch.setattr(workspace, "STALE_S", 0.0)
+    count = len(readings)
+    assert recent(key, read).value > count - 1
 
 
 def test_an_unknown_group_is_explained(page: Page, console: ConsoleServer) -> None:

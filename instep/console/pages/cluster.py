@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from instep import errors
 from instep.console import regexes, rendering
 from instep.console.live import Part, StreamPlace
 from instep.console.requests import ConsolePage, PageRequest
+from instep.console.workspace import RecentValue
 from instep.kafka import groups, layout, offsets, places
 from instep.kafka.admin import consumer_groups, filters, resets, tail, topic_details
 from instep.kafka.admin.consumer_groups import Listing
@@ -22,7 +24,6 @@ from instep.kafka.admin.tail import Condition, TailRange, TailRecord
 from instep.kafka.connection import Cluster
 
 SHOWN = 50
-LISTED_S = 5.0  # a list of all topics is read again after this time
 RECORDS_MAX = 500
 SCANNED_MAX = 1_000_000  # offsets that a page reads for a filter
 FOLLOWED_MAX = 200
@@ -30,6 +31,8 @@ FOLLOWED_SCAN_MAX = 50_000  # offsets that are read at once for a key or a filte
 VALUE_CHARACTERS = 300
 # a partition of a plan that was shown: topic, number, where the group was, and where it goes
 SHOWN_MOVE = re.compile(r"([^: ]+):([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})")
+
+log = logging.getLogger("instep.console")
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -60,7 +63,8 @@ def topics(view: PageRequest) -> Response:
     pattern, number = view.text("match"), view.integer("page", 1, 1_000_000)
     internal = bool(view.text("internal"))
     cluster = view.workspace.cluster()
-    layouts = view.workspace.cached("layouts", LISTED_S, lambda: layout.read(cluster)).topics
+    listed = view.workspace.recent("layouts", lambda: layout.read(cluster))
+    layouts = listed.value.topics
     names = [
         name
         for name in layout.matching(layouts, _glob(pattern))
@@ -71,6 +75,7 @@ def topics(view: PageRequest) -> Response:
         "topics.html",
         "Topics",
         rows=_topic_rows(cluster, shown),
+        listed_at=listed.at,
         total=len(names),
         number=number,
         has_more=number * SHOWN < len(names),
@@ -343,16 +348,18 @@ def group_list(view: PageRequest) -> Response:
     """List consumer groups, one page at a time."""
     pattern, number = view.text("match"), view.integer("page", 1, 1_000_000)
     cluster = view.workspace.cluster()
-    listed, failures = view.workspace.cached(
-        "groups", LISTED_S, lambda: consumer_groups.listings(cluster)
-    )
+    read = view.workspace.recent("groups", lambda: consumer_groups.listings(cluster))
+    listed, failures = read.value
     wanted = set(layout.matching([one.group for one in listed], _glob(pattern)))
     matching = [one for one in listed if one.group in wanted]
     shown: list[Listing] = matching[(number - 1) * SHOWN : number * SHOWN]
+    lags = _lags(view, [one.group for one in shown])
     return view.render(
         "groups.html",
         "Consumer groups",
         rows=shown,
+        lags=lags.value,
+        listed_at=min(read.at, lags.at),
         failures=failures,
         total=len(matching),
         number=number,
@@ -361,6 +368,20 @@ def group_list(view: PageRequest) -> Response:
         mirrored={one.group: _mirrored(view, one.group) for one in shown},
         command_line=view.workspace.command("groups", "list", items=filter(None, [_glob(pattern)])),
     )
+
+
+def _lags(view: PageRequest, names: list[str]) -> RecentValue[dict[str, int | None]]:
+    """Return the lag of each group; unknown ones are left out."""
+    cluster = view.workspace.cluster()
+
+    def read() -> dict[str, int | None]:
+        try:
+            return consumer_groups.lags(cluster, names)
+        except errors.InstepError as error:  # a group may be of others
+            log.debug("the lags of groups are unknown: %s", error.what)
+            return {}
+
+    return view.workspace.recent(("lags", *names), read)
 
 
 def group(view: PageRequest) -> Response:

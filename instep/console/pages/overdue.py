@@ -9,6 +9,7 @@ from starlette.responses import Response
 from instep import durations, errors
 from instep.console.requests import ConsolePage, PageRequest
 from instep.operate import overdue as documents
+from instep.operate.overdue import OverdueList
 
 SHOWN = 200
 
@@ -22,11 +23,15 @@ def overdue(view: PageRequest) -> Response:
     if age is None:
         raise errors.SettingsError(f"{older_than!r} is not an age", "write e.g. 90m, 12h or 3d")
     found = None
-    if declared.due:
+
+    def read() -> OverdueList:
         with view.session(name) as session:
-            found = documents.read(
+            return documents.read(
                 session, declared, status=status or None, older_than=age, limit=SHOWN
             )
+
+    if declared.due:
+        found = view.workspace.recent(("overdue", name, status, age), read).value
     return view.render(
         "overdue.html",
         f"Overdue documents of {name}",

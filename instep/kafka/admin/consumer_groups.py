@@ -132,6 +132,32 @@ def describe_each(cluster: connection.Cluster, names: Sequence[str]) -> list[Gro
     ]
 
 
+def lags(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, int | None]:
+    """Return the lag of each group: the offsets behind its positions; None if it is unknown.
+
+    Unlike `describe_each` it reads no records, so transaction markers count too.
+    """
+    committed = groups.positions_of_each(cluster, names)
+    known = topics.known_layouts(
+        cluster, {topic for pairs in committed.values() for topic, _ in pairs}
+    )
+    led = [(topic, part) for topic, found in known.items() for part in found.with_leader]
+    wanted = {pair for pairs in committed.values() for pair in pairs}
+    spans = offsets.spans(cluster, [pair for pair in led if pair in wanted])
+    return {name: _offsets_behind(pairs, spans) for name, pairs in committed.items()}
+
+
+def _offsets_behind(
+    positions: Mapping[TopicPartitionPair, int], spans: Mapping[TopicPartitionPair, offsets.Span]
+) -> int | None:
+    if not positions or any(pair not in spans for pair in positions):
+        return None
+    return sum(
+        max(0, spans[pair].end - max(current, spans[pair].first))
+        for pair, current in positions.items()
+    )
+
+
 def exists(cluster: connection.Cluster, group: str) -> bool:
     return described(cluster, [group])[group].state != DEAD
 
