@@ -31,7 +31,7 @@ from instep.document.guard import Verdict
 from instep.operate import row_source
 from instep.operate.row_source import RowSource, SourceRow
 from instep.pipeline.apply import batch, load
-from instep.pipeline.apply.batch import BatchOutcome, Writer
+from instep.pipeline.apply.batch import Writer
 from instep.pipeline.apply.load import LoadTransaction, RowBatch, RowDecoder
 from instep.sinks import inspection, loads, source_query
 from instep.sinks.ledger import Ledger
@@ -44,7 +44,9 @@ BATCH_ROWS = 5_000
 BATCH_ROWS_LEAST = 100
 BATCH_ROWS_FIRST = 1_000
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-LOCKED_S = 0.02  # how long a batch should keep the tasks of a pipeline waiting, about
+LOCKED_S = 0.01  # how long a batch should keep the tasks of a pipeline waiting, about
+LOCKED_SHARE = 0.2  # of the time, at most, while events flow; also leaves processors to the tasks
+PAUSE_MAX_S = 0.5  # the locks of one slow batch say little about the next
 AHEAD_BATCHES = 2  # read and decoded before they are needed
 RATE_PARTS = 5  # batches per second, at least, if the rate is limited
 TRIES_MAX = 8
@@ -167,6 +169,7 @@ class _Loader:
         self._digest, self._rows_total = found.digest, found.rows
         self._size = min(BATCH_ROWS_FIRST, request.batch_rows)
         self._checked_at = time.monotonic()
+        self._pipeline_offset: int | None = None  # of the batch before
 
     def close(self) -> None:
         sink, self._sink = self._sink, None
@@ -291,14 +294,16 @@ class _Loader:
         pace = Pace(self._request.rate)
         for rows in self._batches(next_row, stored.mark):
             pace.wait(len(rows.records))
-            self._apply(rows, writer, stored.number)
+            began = time.monotonic()
+            work = self._apply(rows, writer, stored.number)
+            time.sleep(self._pause_s(work, time.monotonic() - began))
             count += len(rows.records)
             self._show("loading", rows)
         self._refuse_changed_file()
         self._end(stored.number, writer)
         return self._complete(start, stored.number, next_row, count)
 
-    def _apply(self, rows: RowBatch, writer: Writer, number: int) -> BatchOutcome:
+    def _apply(self, rows: RowBatch, writer: Writer, number: int) -> LoadTransaction:
         """Apply a batch; retry it if the type of the error allows that."""
         work = LoadTransaction(
             writer,
@@ -313,7 +318,7 @@ class _Loader:
             try:
                 if time.monotonic() - self._checked_at > TABLE_CHECK_S:
                     self._check_table()
-                outcome = work.apply_rows(self._opened())
+                work.apply_rows(self._opened())
             except errors.Fenced as error:
                 raise self._taken_over() from error
             except errors.TableConstrained:
@@ -329,7 +334,7 @@ class _Loader:
                     raise
             else:
                 self._adapt(work.locked_s)
-                return outcome
+                return work
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
@@ -338,6 +343,13 @@ class _Loader:
         factor = min(max(LOCKED_S / max(locked_s, 1e-6), 0.5), 1.5)
         least = min(BATCH_ROWS_LEAST, self._request.batch_rows)
         self._size = min(max(int(self._size * factor), least), self._request.batch_rows)
+
+    def _pause_s(self, work: LoadTransaction, took_s: float) -> float:
+        """Return how long to let tasks work after a batch, if they have events to apply."""
+        before, self._pipeline_offset = self._pipeline_offset, work.pipeline_offset
+        if before in (None, work.pipeline_offset):
+            return 0.0
+        return min(max(0.0, work.locked_s / LOCKED_SHARE - took_s), PAUSE_MAX_S)
 
     def _check_table(self) -> None:
         """Raise if the table was changed since it was inspected."""

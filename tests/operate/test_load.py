@@ -13,6 +13,7 @@ from instep import errors
 from instep.operate import load
 from instep.operate.row_source import RowSource
 from instep.pipeline.apply.load import LoadTransaction
+from instep.sinks.sink import Sink
 from tests.support.databases import declare, run_sql
 from tests.support.loading import counts, history, loaded, row, write_lines
 from tests.support.transactions import Open, apply, begun, event, parked, record, table
@@ -87,6 +88,55 @@ def test_rows_pass_the_guard_and_the_journal(
     assert sink.ledger.positions()[0].next_offset == 6
     again = loaded(pipeline, file)
     assert (again.start, counts(again), again.rows) == (load.LoadStart.NOTHING_LEFT, expected, 0)
+
+
+def test_rows_that_are_late_do_not_keep_tasks_waiting_for_a_whole_batch(
+    database_url: str, open_sink: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load batches with no late row, with some, and with late rows alone."""
+    pipeline = declare(database_url)
+    sink = begun(open_sink(pipeline))
+    apply(sink, [event(n, f"d{n:02}", 1 + n % 2) for n in range(15, 40)])
+    file = write_lines(tmp_path / "source.jsonl", [row(f"d{n:02}", 1) for n in range(60)])
+    calls: list[int] = []
+    write = LoadTransaction.write
+
+    def counted(self: LoadTransaction, *arguments: Any, **options: Any) -> Any:
+        calls.append(len(self.part.records))
+        return write(self, *arguments, **options)
+
+    monkeypatch.setattr(LoadTransaction, "write", counted)
+    report = loaded(pipeline, file, batch_rows=10)
+    assert calls == []  # of the sequence in which tasks wait for everything
+    assert counts(report) == {"records": 60, "applied": 35, "stale": 13, "repeated": 12}
+    assert len(table(database_url)) == 60
+
+
+def test_a_load_pauses_while_events_flow(
+    database_url: str, open_sink: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = declare(database_url)
+    sink = begun(open_sink(pipeline))
+    file = write_lines(tmp_path / "source.jsonl", [row(f"d{n:02}", 1) for n in range(40)])
+    monkeypatch.setattr(load, "LOCKED_SHARE", 0.001)
+    monkeypatch.setattr(load, "PAUSE_MAX_S", 0.01)
+    pauses: list[bool] = []
+    pause_s, apply_rows = load._Loader._pause_s, LoadTransaction.apply_rows
+
+    def recorded(self: Any, *arguments: Any) -> float:
+        pauses.append(pause_s(self, *arguments) > 0)
+        return 0.0
+
+    def with_events(self: LoadTransaction, to: Sink) -> Any:
+        number = len(pauses)
+        if number in (1, 3):
+            apply(sink, [event(number, "live", number)])
+        return apply_rows(self, to)
+
+    monkeypatch.setattr(load._Loader, "_pause_s", recorded)
+    monkeypatch.setattr(LoadTransaction, "apply_rows", with_events)
+    loaded(pipeline, file, batch_rows=10)
+    assert pauses == [False, True, False, True]
 
 
 def test_a_load_continues_where_it_was_interrupted(

@@ -16,8 +16,10 @@ offsets, and its own row in the ledger says which comes next. So the steps are t
 Tasks wait while the pipeline's rows are locked. Most batches are therefore written in another
 sequence (`_run_prepared`): first everything that tasks do not touch (the stage, the history and the
 load's own position), as if all rows were applied; then the lock; then the upsert, whose count shows
-whether that was true. If it was not, the transaction is rolled back and repeated in the usual
-sequence.
+whether that was true. If it was not, the transaction is rolled back, and what is stored of the
+documents is read, without a lock. Rows that have something as new in the table are left out: no
+event makes that older. Then the same sequence is tried again with the others. Only what cannot be
+prepared is done in the usual sequence, in which tasks wait for all of it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from instep.sinks.loads import Loads
 from instep.sinks.sink import Sink
 from instep.sinks.source_query import RowMark
 from instep.sinks.target import Position, Target
+
+LOOKS_MAX = 2  # at what is stored of a batch's documents, before tasks wait for all of it
 
 
 def load_target(target: Target, number: int) -> Target:
@@ -147,7 +151,9 @@ class LoadTransaction(BatchTransaction):
         )
         self._pipeline_topic, self._number, self._rows = pipeline_topic, number, rows_
         self._locked_at = 0.0
+        self._late_times = 0  # how often a prepared upsert wrote fewer rows than expected
         self.locked_s = 0.0  # how long the last transaction kept tasks waiting
+        self.pipeline_offset = 0  # the sum of the pipeline's next offsets under the last lock
 
     def apply_rows(self, sink: Sink) -> BatchOutcome:
         """Apply the rows in one transaction, or in several if the table refuses some."""
@@ -165,24 +171,45 @@ class LoadTransaction(BatchTransaction):
 
     def _run(self, isolate_failures: bool) -> BatchOutcome:
         reduced = None
-        if not (isolate_failures or self.part.stage_first or self._dead):
+        if not (isolate_failures or self._dead or self._late_times > LOOKS_MAX):
             reduced = self._reduced()
+        began = time.monotonic()
         if reduced is not None:
-            outcome = self._run_prepared(reduced)
+            try:
+                outcome = self._run_prepared(reduced)
+            except fast.LateRows:
+                self._late_times += 1
+                raise
         else:
             outcome = super()._run(isolate_failures)
-        self.locked_s = time.monotonic() - self._locked_at
+        # SQLite has one writer at a time.
+        since = self._locked_at if self.sink.connection.for_update else began
+        self.locked_s = time.monotonic() - since
         return outcome
 
     def _reduced(self) -> Reduced | None:
-        """Return what the rows do if nothing stored is as new; None if more has to be known."""
+        """Return what the rows do, by what is stored of them now; None if more has to be known."""
         table, rules = self.sink.table, self.sink.target.rules
         if not (rules.ordered and table.guard is not None and table.may_upsert and self._events):
             return None
         reduced = guard.reduce(self._events, rules)
-        if reduced is None or reduced.first or not table.is_optimistic(len(reduced.latest)):
+        if reduced is None or reduced.first:
             return None
-        return reduced
+        if not self.part.stage_first and table.is_optimistic(len(reduced.latest)):
+            return reduced
+        return self._without_late(reduced)
+
+    def _without_late(self, reduced: Reduced) -> Reduced:
+        """Leave out the rows of documents of which something as new is stored."""
+        with self.sink.snapshot():
+            stored = self.sink.stored(reduced.latest)
+        verdicts = guard.settle(self._events, stored, self.sink.target.rules).verdicts
+        latest = {
+            event.document: reduced.latest[event.document]
+            for event, verdict in zip(self._events, verdicts, strict=True)
+            if verdict is Verdict.APPLIED
+        }
+        return Reduced(latest, {}, verdicts)
 
     def _run_prepared(self, reduced: Reduced) -> BatchOutcome:
         """Write what tasks do not touch, then lock, then upsert and count.
@@ -194,12 +221,16 @@ class LoadTransaction(BatchTransaction):
             before, _ = super()._lock()
             taken = self.take(before)
             if len(taken.events) < len(self._events):
+                self._late_times = LOOKS_MAX
                 raise fast.LateRows  # some rows were applied before
-            upsert = sink.table.prepared_upsert(fast.staged_rows(sink, reduced))
+            upsert = _nothing
+            if reduced.latest:
+                upsert = sink.table.prepared_upsert(fast.staged_rows(sink, reduced))
             outcome = self.keep(taken, reduced.verdicts)
             self._advance(before, outcome)
             self._lock_pipeline()
             if self._has_special_documents(taken.events):
+                self._late_times = LOOKS_MAX  # a look at the table does not help
                 raise fast.LateRows
             self.at(6)
             written = upsert()
@@ -227,9 +258,11 @@ class LoadTransaction(BatchTransaction):
 
     def _lock_pipeline(self) -> None:
         ledger = Ledger(self.sink.connection, self._pipeline_topic)
-        if not ledger.positions(lock=True):
+        positions = ledger.positions(lock=True)
+        if not positions:
             raise no_ledger(self.sink.target.pipeline)
         self._locked_at = time.monotonic()
+        self.pipeline_offset = sum(position.next_offset for position in positions.values())
 
     def write(
         self,
@@ -290,6 +323,11 @@ def no_ledger(pipeline: str) -> errors.SettingsError:
         "start it before you export the rows, so that no change in between is missed: instep run;"
         " then load",
     )
+
+
+def _nothing() -> int | None:
+    """Write no row."""
+    return 0
 
 
 def _holds_nothing(_partition: int, _start: int, _end: int) -> bool:
