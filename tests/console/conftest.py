@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from instep import errors
+from instep.console import application, workspace
 from instep.console.server import ConsoleServer
 from instep.console.workspace import ConsoleOptions
 from instep.kafka.connection import Cluster
@@ -17,6 +18,15 @@ from tests.support.consoles import ConsoleFolder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Let consoles wait longer for servers than they do for people: the machine may be busy."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(workspace, "KAFKA_TIMEOUT_S", 20.0)
+        patched.setattr(application, "READ_PATIENCE_S", 60.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -396,14 +395,12 @@ def test_strangers_who_sign_in_keep_nobody_from_the_pages(guarded: ConsoleServer
     cookie = f"{guarded.door.sessions.cookie}={session}"
     with ThreadPoolExecutor(24) as pool:
         answers = pool.map(sign_in_wrongly, range(48))
-        began = time.monotonic()
+        # it gives up after 30 seconds
         assert answered(guarded, page, Cookie=cookie).status == 200
-        took_s = time.monotonic() - began
         by_status = {answer.status: answer for answer in answers}
     assert set(by_status) == {401, 429}
     assert by_status[429].headers["retry-after"]
     assert "Many people are signing in" in by_status[429].text
-    assert took_s < 30  # bounded, however busy the machine is
 
 
 def test_a_large_form_of_a_stranger_is_refused(guarded: ConsoleServer) -> None:

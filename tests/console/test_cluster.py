@@ -52,8 +52,10 @@ def test_no_topic_matches(page: Page, console: ConsoleServer) -> None:
 def test_a_topic_shows_partitions_and_settings(page: Page, console: ConsoleServer) -> None:
     page.goto(f"{console.address}topics?match={TOPIC}")
     page.get_by_role("link", name=TOPIC, exact=True).click()
+    page.wait_for_url("**/topic?*")
     assert page.get_by_role("region", name="Partitions").locator("tbody tr").count() == 2
     page.get_by_role("link", name=f"pipeline {PIPELINE}").click()
+    page.wait_for_url("**/pipeline?*")
     assert page.inner_text("h1") == f"Pipeline {PIPELINE}"
 
 
@@ -126,6 +128,7 @@ def test_a_group_shows_lag_and_unknown_positions(
 ) -> None:
     page.goto(f"{console.address}groups?match={group}")
     page.get_by_role("link", name=group, exact=True).click()
+    page.wait_for_url("**/group?*")
     row = page.get_by_role("region", name="Positions").locator("tbody tr").first.inner_text()
     assert row.split("\t")[2] == "3"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -243,20 +242,18 @@ def test_streams_that_hang_keep_no_page_waiting(
     before = overview._numbers
 
     def hang(*arguments: object) -> tuple[object, ...]:
-        go_on.wait(30)
+        go_on.wait(120)
         return before(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(overview, "_numbers", hang)
     opened = [streaming(console, "/live/overview", cookie) for _ in range(40)]
     streams = [one.__enter__() for one in opened]
-    began = time.monotonic()
+    # it gives up after 30 seconds
     assert answered(console, f"/settings?pipeline={PIPELINE}", Cookie=cookie).status == 200
-    took_s = time.monotonic() - began
     go_on.set()
     wait_until(lambda: all(stream.parts for stream in streams), "all parts")
     for one in opened:
         one.__exit__(None, None, None)
-    assert took_s < 15
 
 
 def test_a_page_connects_again_by_itself(
@@ -285,6 +282,9 @@ def test_a_page_of_an_ended_session_says_so_and_stops(
         page.get_by_text(ENDED).wait_for()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
-        page.wait_for_timeout(3_000)
-    assert asked == []
+        # what opens a stream again at once, and then a request that shows that none came before it
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.evaluate("fetch('/static/console.css?after')")
+        wait_until(lambda: bool(asked), "a request")
+    assert [url.rpartition("?")[2] for url in asked] == ["after"]
     assert page.get_by_text(ENDED).is_visible()

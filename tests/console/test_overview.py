@@ -61,6 +61,7 @@ def test_unknown_values_are_not_shown_as_zero(page: Page, console: ConsoleServer
 def test_a_pipeline_has_a_page_that_survives_a_reload(page: Page, console: ConsoleServer) -> None:
     page.goto(console.address)
     page.get_by_role("link", name=PIPELINE).first.click()
+    page.wait_for_url("**/pipeline?*")
     assert page.inner_text("h1") == f"Pipeline {PIPELINE}"
     url = page.url
     page.reload()
@@ -86,6 +87,7 @@ def test_an_unknown_pipeline_has_a_clear_page(page: Page, console: ConsoleServer
     assert answer.status == 400
     assert "there is no pipeline 'contract'" in page.inner_text("main")
     page.get_by_role("link", name="Overview").click()
+    page.wait_for_url(console.address)
     assert page.inner_text("h1") == "Overview"
 
 
@@ -159,7 +161,7 @@ def test_a_reading_that_fails_is_not_the_last_one() -> None:
 
     sampler = PipelineSampler("contracts", read)
     sampler.start()
-    found = sampler.watch()
+    found = sampler.watch(30)
     assert found is not None
     assert "RuntimeError" in (found.status.error or "")
     assert "4711" not in (found.status.error or "")

@@ -159,6 +159,7 @@ def test_what_would_happen_is_shown_without_doing_it(
 ) -> None:
     document(page, console, "p1")
     page.get_by_role("button", name="What would happen if released").click()
+    page.wait_for_url("**/parked/release?*")
     assert "Nothing is changed yet" in page.inner_text("main")
     assert "TEXT_TOO_LONG" in page.get_by_role("region", name="Changes").inner_text()
     page.reload()
@@ -178,6 +179,7 @@ def test_an_event_is_skipped_and_its_document_released(
     assert "1 skipped" in page.inner_text("main")
     document(page, console, "p2")
     page.get_by_role("button", name="What would happen if released").click()
+    page.wait_for_url("**/parked/release?*")
     command = page.locator(".command code").inner_text()
     assert shlex.split(command)[:3] == ["instep", "parked", "release"]
     page.get_by_label("Reason, kept").fill("it may continue")
@@ -352,6 +354,7 @@ def test_one_checkbox_selects_all(page: Page, console: ConsoleServer) -> None:
 def test_nothing_selected_is_explained(page: Page, console: ConsoleServer) -> None:
     page.goto(f"{console.address}dead?reason=NOT_JSON")
     page.get_by_role("button", name="Plan to drop the selected").click()
+    page.wait_for_url("**/dead/drop?*")
     assert "nothing is selected" in page.inner_text("main")
     page.go_back()
     assert page.inner_text("h1") == f"Dead letters of {PIPELINE}"
@@ -393,6 +396,7 @@ def test_a_dead_letter_that_can_be_read_now_is_replayed(
     page.goto(f"{console.address}dead?reason=NOT_A_TIME")
     page.get_by_label(f"Select 1:{LETTER_OFFSET}", exact=True).check()
     page.get_by_role("button", name="Plan to replay the selected").click()
+    page.wait_for_url("**/dead/replay?*")
     assert "PRINTED" in page.get_by_role("region", name="Changes").inner_text()
     assert statuses(office, "r") == {}
     page.get_by_label("Reason, kept").fill("the settings are right now")

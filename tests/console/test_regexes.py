@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -39,16 +38,14 @@ def test_a_large_text_is_searched() -> None:
 
 
 def test_a_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regexes, "SEARCH_S", 0.5)
-    began = time.monotonic()
     with regexes.opened() as opened:
         search = opened.compile("(a+)+$")
-        assert not search("b")
+        assert not search("b")  # its process has started
+        monkeypatch.setattr(regexes, "SEARCH_S", 0.5)
         with pytest.raises(errors.SettingsError, match="takes too long"):
             search("a" * 60 + "b")
         with pytest.raises(errors.SettingsError, match="takes too long"):
             search("b")
-    assert time.monotonic() - began < 30
 
 
 def test_many_slow_searches_are_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ def test_a_comparison_is_stopped(page: Page, console: ConsoleServer) -> None:
     assert page.get_by_role("button", name="Stop it").count() == 0
     assert page.get_by_role("button", name="repair as planned").count() == 0
     page.get_by_role("link", name="all comparisons").click()
+    page.wait_for_url("**/reconcile?pipeline=*")
     rows = page.get_by_role("region", name="Started here").locator("tbody tr")
     assert "exit status" in rows.first.inner_text()
 
