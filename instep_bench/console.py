@@ -6,6 +6,9 @@ own, as users run it. Each page is requested several times, one request after th
 of the first page are those on the wire. With `browser`, a headless Chromium clicks from page to
 page, and the time from the click to the first paint of the next page is measured. At last tabs stay
 open, and the processor time of the console is measured with and without them.
+
+With `costs`, the pipeline runs too: how soon it finds documents that become overdue, what it needs
+with and without limits for statuses, and what the console's indexes add to writing quarantine.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ from instep.report.tables import ReportTable
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
 from instep.waiting import wait_until
-from instep_bench import bench_servers, chromium, load, machine, meters
-from instep_bench.bench_servers import BenchPipeline, BenchServers
+from instep_bench import bench_servers, chromium, console_costs, load, machine, meters
+from instep_bench.bench_servers import BenchPipeline, BenchServers, TargetDatabase
 from instep_bench.chromium import Chromium
 from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult, Figure
@@ -51,7 +54,10 @@ DOCUMENTS_PER_OVERDUE = 1_000
 DECISIONS_AT_ONCE = 500
 RECORDS = 1_000
 BEGIN_MS = 1_790_000_000_000
-DUE = {"QUEUED": "1h"}
+DUE_STATUS, DUE_S = "QUEUED", 3600.0
+DUE = {DUE_STATUS: "1h"}
+OVERDUE_DOCUMENTS = 20
+INDEX_ROWS_MAX = 20_000
 CACHED = "cached"  # in place of a path: the Chromium that the tests have unpacked
 PARKED_SHARE = 100  # one parked document for this many dead letters
 TOPIC_THREADS = 8
@@ -78,6 +84,8 @@ class ConsoleBenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     tabs: int = 50
     seconds: float = 30  # with open tabs
     browser: str | None = None  # a headless Chromium, or CACHED
+    costs: bool = False
+    cost_rounds: int = 3
     bootstrap: str | None = None
 
 
@@ -88,6 +96,15 @@ class ConsoleMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     first_page_bytes: int
     painted_ms: list[float]
     cores: dict[str, float]
+    costs: CostMeasurements | None = None
+
+
+class CostMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds until overdue documents were found, cores of the pipeline, microseconds per row."""
+
+    found_after_s: list[float]
+    watch_cores: dict[str, list[float]]
+    index_us: dict[str, list[float]]
 
 
 def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
@@ -103,6 +120,9 @@ def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
         _fill_topic(servers, declared.pipeline.topic, options.groups, say)
         with _console(declared) as console:
             measured = _measure(console, declared, options, say)
+        if options.costs:
+            costs = _measure_costs(declared, database, options, say)
+            measured = msgspec.structs.replace(measured, costs=costs)
         releases = machine.releases({database.label: database.url}, bootstrap=options.bootstrap)
     return recorder.close(
         options,
@@ -124,6 +144,11 @@ def _check(options: ConsoleBenchOptions) -> None:
             "history, dead letters, decisions, groups, requests and seconds must be above 0, topics"
             " and tabs at least 0",
             "give larger numbers",
+        )
+    if options.costs and "://" in options.target:
+        raise errors.SettingsError(
+            "the costs are measured on a database of the benchmark only: indexes are dropped",
+            "leave out --costs, or the URL of --target",
         )
     if options.browser == CACHED and chromium.kept() is None:
         raise errors.MissingPart(
@@ -331,6 +356,19 @@ def _measure(
     )
 
 
+def _measure_costs(
+    declared: BenchPipeline, database: TargetDatabase, options: ConsoleBenchOptions, say: Say
+) -> CostMeasurements:
+    say(f"waiting for {OVERDUE_DOCUMENTS} documents to become overdue")
+    found = console_costs.found_after(declared, DUE_STATUS, DUE_S, OVERDUE_DOCUMENTS)
+    rounds = options.cost_rounds
+    cores = console_costs.watch_cores(declared, database, options.seconds, rounds, say)
+    with declared.sink() as sink:
+        rows = min(INDEX_ROWS_MAX, options.dead_letters)
+        indexes = console_costs.index_cost(declared, sink, rows, rounds, say)
+    return CostMeasurements(found_after_s=found, watch_cores=cores, index_us=indexes)
+
+
 def _milliseconds(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
     work()
@@ -420,6 +458,27 @@ def figures(measured: ConsoleMeasurements) -> list[Figure]:
     if measured.painted_ms:
         p95 = percentile_values(measured.painted_ms, [95])[0]
         found.append(Figure(name="click to painted, p95", unit="ms", better="less", values=[p95]))
+    return found + (cost_figures(measured.costs) if measured.costs else [])
+
+
+def cost_figures(costs: CostMeasurements) -> list[Figure]:
+    """Return the figures of what the console's answers cost the flow."""
+    found = [
+        Figure(
+            name="overdue found after, longest",
+            unit="s",
+            better="less",
+            values=[max(costs.found_after_s)],
+        )
+    ]
+    for name, unit, values in (
+        ("pipeline at rest with its database", "cores", costs.watch_cores),
+        ("a dead letter and a decision", "µs", costs.index_us),
+    ):
+        found += [
+            Figure(name=name, unit=unit, better="less", labels={"with": label}, values=measured)
+            for label, measured in values.items()
+        ]
     return found
 
 
@@ -436,6 +495,8 @@ def notes(options: ConsoleBenchOptions, measured: ConsoleMeasurements) -> list[s
     found = ["requests are sent one after the other, from the same machine"]
     if not measured.painted_ms:
         found.append("click to painted was not measured: name a Chromium with --browser")
+    if measured.costs is None:
+        found.append("overdue documents and the cost of indexes were not measured: --costs")
     if options.tabs:
         found.append("the streams of the tabs are read by nobody; their buffers take what is sent")
     return found

@@ -49,6 +49,14 @@ def measure_console(
             " `cached`: the one that the tests have unpacked.",
         ),
     ] = None,
+    costs: Annotated[
+        bool,
+        typer.Option(
+            "--costs",
+            help="Also measure how soon overdue documents are found, and what that and the"
+            " console's indexes cost.",
+        ),
+    ] = False,
     bootstrap: bench_options.Bootstrap = None,
     html: bench_options.Html = None,
     as_json: AsJson = False,
@@ -69,6 +77,7 @@ def measure_console(
         tabs=tabs,
         seconds=seconds,
         browser=browser,
+        costs=costs or None,
         bootstrap=bootstrap,
     )
     options = console.ConsoleBenchOptions(**given)

@@ -6,11 +6,11 @@ import pytest
 
 from instep import errors
 from instep.local.broker import LocalCluster
-from instep_bench import console
+from instep_bench import console, console_costs
 from instep_bench.console import ConsoleBenchOptions
 
 
-def test_every_page_is_measured(broker: LocalCluster) -> None:
+def test_every_page_is_measured(broker: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ConsoleBenchOptions(
         target="sqlite",
         history=2_000,
@@ -21,8 +21,12 @@ def test_every_page_is_measured(broker: LocalCluster) -> None:
         requests=2,
         tabs=2,
         seconds=0.2,
+        costs=True,
+        cost_rounds=1,
         bootstrap=broker.bootstrap,
     )
+    monkeypatch.setattr(console, "OVERDUE_DOCUMENTS", 2)
+    monkeypatch.setattr(console_costs, "SETTLE_S", 0.1)
     result = console.run(options, lambda _text: None, "instep bench console")
     [pages] = result.tables
     assert [row[0] for row in pages.rows][:3] == ["overview", "pipeline", "document"]
@@ -32,6 +36,13 @@ def test_every_page_is_measured(broker: LocalCluster) -> None:
     measured = {figure.name: figure for figure in result.figures}
     assert measured["slowest page, p95"].median > 0
     assert 10 < measured["first page"].median < 150
+    assert measured["overdue found after, longest"].median > 0
+    labelled = {(one.name, label) for one in result.figures for label in one.labels.values()}
+    for name, labels in (
+        ("pipeline at rest with its database", (console_costs.LIMITS, console_costs.NO_LIMITS)),
+        ("a dead letter and a decision", (console_costs.INDEXED, console_costs.NOT_INDEXED)),
+    ):
+        assert {(name, label) for label in labels} <= labelled
     assert "--browser" in " ".join(result.notes)
 
 
