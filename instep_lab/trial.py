@@ -23,9 +23,10 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from instep import errors, settings
+from instep.document.showing import counted
 from instep.kafka import layout, offsets, topics
 from instep.kafka.admin import consumer_groups
-from instep.local import broker, processes
+from instep.local import broker, processes, proxy
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 from instep.waiting import wait_until
 from instep_lab import checkers, history, integrity, store, verdict
@@ -695,6 +696,17 @@ class Trial:
     def thaw(self, node: int) -> None:
         self.cluster.node(node).resume()
         self.note(f"SIGCONT of broker {node}")
+
+    def cut(self, through: proxy.Proxy) -> None:
+        """Cut all connections through a proxy, of which there must be some."""
+        before = through.counts.cut_connections
+        through.cut()
+        cut = through.counts.cut_connections - before
+        self.note(f"fault: {counted(cut, 'connection')} cut")
+        if not cut:
+            raise errors.InstepError(
+                "no connection was cut", "the lab's own proxy is at fault, not Kafka"
+            )
 
     def restart(self, node: int) -> None:
         """Restart a broker with its data and wait until it answers."""

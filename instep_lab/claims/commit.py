@@ -580,7 +580,7 @@ def _drop_responses(
             )
         else:
             trial.wait(lambda: counted.read > read + 50, "commits without a response")
-        proxy.cut()
+        trial.cut(proxy)
         proxy.clear_fault()
         read = counted.read
         trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to continue")

@@ -226,7 +226,7 @@ def _cut_unconfirmed(
                 unconfirmed[one] += count()
             for one, plan in plans.items():
                 marks[one].append(senders.ends(trial, plan.topic, partitions))
-            proxy.cut()
+            trial.cut(proxy)
             proxy.clear_fault()
         trial.wait_for_more(scenarios.values(), 50)
     trial.note(
@@ -585,7 +585,7 @@ def _break_cluster(
             ),
             "unconfirmed records",
         )
-        proxy.cut()
+        trial.cut(proxy)
         proxy.clear_fault()
         trial.wait_for_more(scenarios.values(), 20)
         # 2. the leader of a pair is alone in sync, continues, and is lost with its disk

@@ -607,7 +607,7 @@ def _disturb(
             rejected[one] += _retries(scenario)
         proxy.inject(NetworkFault(delay_s=0.01))
         for _ in range(2):
-            proxy.cut()
+            trial.cut(proxy)
             trial.wait_for_more(scenarios.values(), 20)
         trial.freeze(1)
         time.sleep(PAUSE_S)

@@ -725,7 +725,7 @@ def requests_in_flight(trial: Trial) -> None:
             for one, without in unanswered().items():
                 found[one].append(without)
             answered = {one: scenario.acknowledged for one, scenario in scenarios.items()}
-            proxy.cut()
+            trial.cut(proxy)
             proxy.clear_fault()
             trial.wait_for_more(scenarios.values(), 5)
         if number == 0:
