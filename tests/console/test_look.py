@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pytest
@@ -33,15 +33,22 @@ PAGES = (
     "dead?reason=NOT_JSON",
     "parked",
     "parked/release?document=p15",
+    "parked/skip?document=p15",
+    "dead/drop?reason=NOT_JSON",
+    f"record?topic={TOPIC}&partition=0&offset=0",
     "overdue",
     "decisions",
     "topics",
     f"topic?topic={TOPIC}",
     f"records?topic={TOPIC}",
+    f"records?topic={TOPIC}&live=1",
+    f"records?topic={TOPIC}&from=nowhere",
     "groups",
     "rewind",
     "rewind/plan?to=start",
     "reconcile",
+    "reconcile/run?id=unknown",
+    "nowhere",
     "reports",
     "settings",
     f"findings?pipeline={PIPELINE}",
@@ -99,9 +106,22 @@ def test_the_plan_and_the_result_of_an_action_are_accessible(
     assert violations(page, rules) == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_of_a_group_are_accessible(
-    page: Page, console: ConsoleServer, cluster: Cluster, rules: str
+    page: Page,
+    console: ConsoleServer,
+    cluster: Cluster,
+    rules: str,
+    scheme: Literal["light", "dark"],
 ) -> None:
+    page.emulate_media(color_scheme=scheme)
+    try:
+        _look_at_a_group(page, console, cluster, rules)
+    finally:
+        page.emulate_media(color_scheme="light")
+
+
+def _look_at_a_group(page: Page, console: ConsoleServer, cluster: Cluster, rules: str) -> None:
     groups.commit(cluster, "console-axe", {(TOPIC, 0): 3})
     for path in ("group?group=console-axe", "group/reset?group=console-axe&to=start"):
         page.goto(console.address + path)
@@ -155,7 +175,7 @@ def test_overdue_documents_are_filtered_and_the_command_filters_too(
         page.get_by_text("0 documents are overdue").wait_for()
 
 
-@pytest.mark.parametrize("path", PAGES[:4])
+@pytest.mark.parametrize("path", PAGES)
 def test_dark_pages_are_legible(page: Page, console: ConsoleServer, rules: str, path: str) -> None:
     page.emulate_media(color_scheme="dark")
     try:
@@ -416,6 +436,7 @@ def test_a_pipeline_is_chosen_if_there_are_several(
         page = open_page(server.start_url)
         page.goto(f"{server.address}dead")
         page.get_by_role("link", name="copies <b>").click()
+        page.wait_for_url("**/dead?pipeline=*")
         assert page.inner_text("h1") == "Dead letters of copies <b>"
 
 
