@@ -19,7 +19,7 @@ from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.sinks import inspection
 from instep.sinks.journal_entries import Selection
-from tests.pipeline.bad_input import CASES, Sent
+from tests.support.bad_input import CASES, Sent
 from tests.support.consoles import PIPELINE, TOPIC, ConsoleFolder
 from tests.support.databases import run_sql
 

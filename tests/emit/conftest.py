@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from instep import settings
 from instep.kafka import connection, topics
 from instep.local.broker import LocalCluster
-from tests.kafka import jvm
+from tests.support import kafka_jvm as jvm
 
 
 @pytest.fixture

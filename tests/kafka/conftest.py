@@ -11,7 +11,7 @@ import pytest
 from instep import settings
 from instep.kafka import connection, topics
 from instep.local.broker import LocalCluster
-from tests.kafka import jvm
+from tests.support import kafka_jvm as jvm
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
 from instep.kafka import admin_extras, connection, groups, handshake, offsets, reading, topics
 from instep.local import ports
-from tests.kafka import tools
+from tests.support import kafka_tools as tools
 from tests.support import secured
 from tests.support.authority import PKCS1
 from tests.support.kafka_users import LOGINS, files, kafka, user

@@ -23,8 +23,8 @@ from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.operate import status
 from instep.sinks import connecting, preparation, tables, target
-from tests.pipeline import bad_input
-from tests.pipeline.bad_input import CASES, Case, Fate, Sent
+from tests.support import bad_input
+from tests.support.bad_input import CASES, Case, Fate, Sent
 from tests.support.databases import run_sql
 from tests.support.pipelines import OwnRunner, drained, following
 from tests.support.producing import IN_ORDER

@@ -10,8 +10,8 @@ import pytest
 from instep import settings
 from instep.kafka.connection import Cluster
 from instep.local.broker import LocalCluster
-from tests.relay.support import declare
 from tests.support.print_shop import PrintShop
+from tests.support.relays import declare
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from instep.sources import tables
 from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxRow
 from instep.sources.snapshot_reader import SnapshotReader
-from tests.relay.support import RelayProcess, declare, run_once
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop, agrees, difference, published
+from tests.support.relays import RelayProcess, declare, run_once
 from tests.support.waiting import wait_until
 
 

@@ -31,11 +31,10 @@ from instep.local.postgres import Postgres
 from instep.local.server import Server
 from instep.sinks import preparation
 from instep.sources.connection import SourceConnection
-from tests.relay import lawless_relay
-from tests.relay.support import RelayProcess, declare
-from tests.support import databases
+from tests.support import databases, lawless_relay
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop, agrees, difference, published
+from tests.support.relays import RelayProcess, declare
 from tests.support.waiting import wait_until
 
 SEED = int(os.environ.get("INSTEP_TEST_RELAY_SEED", "7"))

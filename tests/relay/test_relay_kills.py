@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from instep.kafka.connection import Cluster
-from tests.relay.killed_relay import run_killed
-from tests.relay.support import declare, run_once, write_settings
+from tests.support.killed_relay import run_killed
 from tests.support.print_shop import PrintShop, difference, published
+from tests.support.relays import declare, run_once, write_settings
 
 # The first commit of a relay is that of its first position, without rows.
 STEPS = (

@@ -25,15 +25,15 @@ from instep.sources.connection import SourceConnection
 from instep.sources.id_reader import IdReader
 from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxReader
-from tests.relay.restored_servers import (
+from tests.support.databases import run_sql
+from tests.support.print_shop import PrintShop, difference, published
+from tests.support.relays import declare, run_once
+from tests.support.restored_servers import (
     SERVERS,
     RecoveringPostgres,
     copy_data,
     restore_data,
 )
-from tests.relay.support import declare, run_once
-from tests.support.databases import run_sql
-from tests.support.print_shop import PrintShop, difference, published
 from tests.support.runs import send
 from tests.support.waiting import wait_until
 

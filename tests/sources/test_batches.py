@@ -10,8 +10,8 @@ from instep import sources
 from instep.kafka.connection import Cluster
 from instep.sources import id_reader, outbox_reader
 from instep.sources.connection import SourceConnection
-from tests.relay.support import declare
 from tests.support.print_shop import PrintShop
+from tests.support.relays import declare
 
 BYTES_MAX = 60_000
 

@@ -10,10 +10,10 @@ from instep import errors
 from instep.kafka.connection import Cluster
 from instep.sources.connection import SourceConnection
 from instep.sources.id_reader import IdReader
-from tests.relay.support import declare
 from tests.support.database_servers import UnsyncedMariaDB
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop
+from tests.support.relays import declare
 
 
 def test_rows_that_a_crash_would_undo_are_not_published(cluster: Cluster) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from instep.kafka.connection import Cluster
 from instep.sources import tables
 from instep.sources.snapshot_reader import SnapshotReader
-from tests.relay.support import declare, run_once
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop
+from tests.support.relays import declare, run_once
 
 
 def test_a_tick_ends_while_its_records_are_on_their_way(

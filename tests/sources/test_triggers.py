@@ -16,8 +16,8 @@ from instep.kafka import offsets, reading
 from instep.kafka.connection import Cluster
 from instep.sources import tables, triggers
 from instep.sources.connection import SourceConnection
-from tests.relay.support import declare, run_once
 from tests.support.databases import run_sql
+from tests.support.relays import declare, run_once
 
 EXACT = {  # of a kind of database: a type of text that ignores case, and an expression of bytes
     "postgres": ("citext", r"'\xff00'::bytea"),

@@ -15,7 +15,7 @@ from instep.kafka.record_writer import Headers
 from instep.pipeline.runner import RunnerState
 from instep.streams import output, reset, starts
 from instep.streams.runner import StreamRunner
-from tests.pipeline import bad_input
+from tests.support import bad_input
 from tests.support.producing import IN_ORDER
 from tests.support.runs import event, send
 from tests.support.streams import Copy, by_key, contents, declare, log, own_id, same, wait_same

@@ -24,7 +24,7 @@ from instep.local import broker as kafka
 from instep.sinks import preparation
 from instep.sources import tables
 from instep.vet import gathering, judgement, snapshot
-from tests.relay import support as relays
+from tests.support import relays
 from tests.support.databases import declare, run_sql
 from tests.support.waiting import wait_until
 

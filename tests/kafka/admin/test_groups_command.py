@@ -19,7 +19,7 @@ from instep.cli import output
 from instep.kafka import connection, groups, offsets, places
 from instep.kafka.admin import consumer_groups, resets
 from instep.local.broker import LocalCluster
-from tests.kafka import tools
+from tests.support import kafka_tools as tools
 from tests.support.cli import instep, refused, refused_in_process, reported, settings_text
 from tests.support.open_transaction import wait_until_ended
 from tests.support.producing import fill

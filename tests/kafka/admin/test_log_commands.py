@@ -19,7 +19,7 @@ from instep.document import partition
 from instep.kafka import connection, groups
 from instep.kafka.admin import consumer_groups, filters, rendering, tail
 from instep.local.broker import LocalCluster
-from tests.kafka import tools
+from tests.support import kafka_tools as tools
 from tests.support.cli import instep, refused, refused_in_process, reported
 from tests.support.open_transaction import wait_until_ended
 from tests.support.producing import IN_ORDER, fill

@@ -26,7 +26,7 @@ OWNERS: dict[str, tuple[type[Any], ...]] = {
     "next": READERS,
     "done": READERS,
 }
-PROGRAM = "from tests.relay import killed_relay; killed_relay.run({!r})"
+PROGRAM = "from tests.support import killed_relay; killed_relay.run({!r})"
 
 
 def run_killed(folder: Path, step: str) -> int:

@@ -1,6 +1,6 @@
 """`instep relay run` that ignores the lease: it works although another process is active.
 
-    python -m tests.relay.lawless_relay relay run NAME --config FILE
+    python -m tests.support.lawless_relay relay run NAME --config FILE
 
 Only the transactional ids in Kafka keep it and the other one apart.
 """
@@ -15,7 +15,7 @@ from typing import NoReturn
 from instep.relay import relay
 from instep.sources.lease import Lease, LeaseRow
 
-MODULE = "tests.relay.lawless_relay"
+MODULE = "tests.support.lawless_relay"
 
 
 class LawlessLease(Lease):
