@@ -14,6 +14,7 @@ from instep.archive.comparison import ArchiveReport, ArchiveVerdict
 from instep.archive.files import locate
 from instep.archive.table import ArchivedTopic, ArchiveTable
 from instep.archive.writer import ArchiveWriter
+from instep.cli import archive as archive_commands
 from instep.document.records import Record
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -68,7 +69,7 @@ def compared(cluster: Cluster, declared: settings.Archive) -> ArchiveReport:
 
 
 def test_rows_that_left_the_archive_and_the_topic_are_noticed(
-    cluster: Cluster, declared: settings.Archive
+    cluster: Cluster, declared: settings.Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = archive(cluster, declared, {0: 0, 1: 0})
     topics.trim(cluster, declared.topic, {0: RECORDS, 1: RECORDS})
@@ -78,6 +79,8 @@ def test_rows_that_left_the_archive_and_the_topic_are_noticed(
 
     report = compared(cluster, declared)
     assert (report.verdict, report.removed) == (ArchiveVerdict.DIFFERENT, {0: 7})
+    archive_commands._print(report)
+    assert "no longer in the archive: partition 0, 7 rows" in capsys.readouterr().err
 
 
 def test_an_older_version_of_the_archive_is_noticed(
@@ -103,13 +106,15 @@ def test_a_file_that_was_deleted_is_named(cluster: Cluster, declared: settings.A
 
 
 def test_an_archive_that_begins_too_late_is_not_in_step(
-    cluster: Cluster, declared: settings.Archive
+    cluster: Cluster, declared: settings.Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive(cluster, declared, {0: 0, 1: 4})
 
     report = compared(cluster, declared)
     assert report.verdict is ArchiveVerdict.DIFFERENT
     assert report.late_ranges == {1: [(0, 4)]}
+    archive_commands._print(report)
+    assert "although `start` includes them: partition 1: 0 to 3" in capsys.readouterr().err
 
     topics.trim(cluster, declared.topic, {1: 3})
     assert compared(cluster, declared).late_ranges == {1: [(3, 4)]}
