@@ -31,6 +31,7 @@ DIRECT_BYTES_MAX = 32 * 1024 * 1024  # of a batch that is expected to have a qua
 GROWTH = 4
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 ROWS_MIN = 1_000  # of a partition
+COUNT_EVERY = 50  # batches; the number of partitions may have changed
 # What Spark's monotonically_increasing_id has: the number of a row in its partition, and above it
 # that of the partition.
 NUMBER = "instep_row_number"
@@ -44,7 +45,7 @@ class RowCollector:
         self._definition = definition
         self._rows_max = 0  # of each partition, if rows come directly
         self._message_bytes: int | None = None
-        self._partitions = 1
+        self._partitions, self._direct = 1, 0
 
     def collect(
         self, rows: DataFrame, targets: list[Target], *, only_count: bool
@@ -62,12 +63,15 @@ class RowCollector:
         from instep.spark_sink import encoding
         from instep.spark_sink.merge import TaskMessage
 
-        limited: Any = _limited(rows, self._rows_max, self._partitions)
+        self._direct += 1
+        one_partition = self._partitions == 1 and self._direct % COUNT_EVERY != 0
+        limited: Any = _limited(rows, self._rows_max, one_partition=one_partition)
         found = pa.Table.from_batches(limited._collect_as_arrow(empty_list_if_zero_records=False))
         partitions: Counter[int] = Counter()
         if NUMBER in found.column_names:
             partitions.update(at >> NUMBER_BITS for at in found.column(NUMBER).to_pylist())
             found = found.drop_columns([NUMBER])
+            self._partitions = max(1, len(partitions))
         else:
             partitions[0] = found.num_rows
         if max(partitions.values(), default=0) > self._rows_max:
@@ -124,12 +128,13 @@ class RowCollector:
             self._rows_max = max(ROWS_MIN, int(DIRECT_BYTES_MAX / of_row / self._partitions))
 
 
-def _limited(rows: DataFrame, rows_max: int, partitions: int) -> DataFrame:
+def _limited(rows: DataFrame, rows_max: int, *, one_partition: bool) -> DataFrame:
     """Return at most one row more than `rows_max` of each partition.
 
-    Of one partition this is LIMIT. Of several, LIMIT would shuffle rows: then they are numbered.
+    Of one partition this is LIMIT. Of several, LIMIT would shuffle rows: then they are numbered,
+    which also shows how many partitions there are.
     """
-    if partitions == 1:
+    if one_partition:
         return rows.limit(rows_max + 1)
     numbered = rows.selectExpr("*", f"monotonically_increasing_id() AS {NUMBER}")
     return numbered.where(f"({NUMBER} & {2**NUMBER_BITS - 1}) <= {rows_max}")

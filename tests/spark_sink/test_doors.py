@@ -100,10 +100,16 @@ def test_running_counts_are_written_in_update_mode(spark: Any, url: str, tmp_pat
         run_for_each(counts, sink, tmp_path / "another", mode="complete")
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize(("partitions", "count_every"), [(1, 50), (1, 1), (3, 50)])
 def test_a_batch_that_grows_is_done_again_through_tasks(
-    spark: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+    spark: Any,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    count_every: int,
 ) -> None:
+    monkeypatch.setattr(collecting, "COUNT_EVERY", count_every)
     monkeypatch.setattr(collecting, "ROWS_MIN", 3)
     monkeypatch.setattr(collecting, "DIRECT_BYTES_MAX", 600)
     ways: list[str] = []
