@@ -489,23 +489,25 @@ def _measure_undecided(
 
     Nothing is measured again if one of these systems is missing.
     """
-    if measured.missing.keys() & set(names or measured.missing):
+    missing = measured.missing.keys() & set(names or measured.missing)
+    if missing or not ATTEMPTS_MAX or not undecided(measured.cells):
         return measured
-    for number in range(ATTEMPTS_MAX):
-        sizes = undecided(measured.cells)
-        if not sizes:
-            break
-        trial.note(f"undecided: {', '.join(map(_size, sizes))}; measuring again")
-        with Servers(trial.cluster.node(1)) as servers:
+    with Servers(trial.cluster.node(1)) as servers:
+        systems, _ = _present(servers, names)
+        for number in range(ATTEMPTS_MAX):
+            sizes = undecided(measured.cells)
+            if not sizes:
+                break
+            trial.note(f"undecided: {', '.join(map(_size, sizes))}; measuring again")
             speeds = measuring.compare(
-                _present(servers, names)[0],
+                systems,
                 {size: measuring.COUNTS[size] for size in sizes},
                 repetitions=3,
                 seconds=0.3,
                 seed=trial.seed + number,
                 say=trial.note,
             )
-        measured = msgspec.structs.replace(measured, speeds=[*measured.speeds, *speeds])
+            measured = msgspec.structs.replace(measured, speeds=[*measured.speeds, *speeds])
     return measured
 
 
