@@ -16,11 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
-import sqlalchemy as sa
 import tomli_w
-from confluent_kafka import Producer
 
-from instep import errors, settings
+from instep import Publisher, errors, settings
 from instep.demo.pipeline_process import PipelineProcess
 from instep.document.decoding import DeadLetter, Record
 from instep.document.due import OverdueSummary
@@ -38,7 +36,6 @@ START_S = 300.0
 PATIENCE_S = 120.0
 POLL_S = 0.1
 SETTLE_S = 10.0  # a run that has just started applies its backlog and reads the whole table
-FLUSH_S = 30.0
 BATCH_ROWS = 1_000
 RUNNING = "running"
 FIRST_OFFSET = 10**9  # behind everything else that the benchmark writes
@@ -132,15 +129,13 @@ def _total(declared: BenchPipeline) -> int:
 
 def _publish(declared: BenchPipeline, status_name: str, times: Iterable[datetime]) -> None:
     """Publish the event that gives each of some new documents its status at a time."""
-    settings_of = settings.load(declared.config).kafka
-    producer = Producer({"bootstrap.servers": settings_of.bootstrap or ""})
-    for at in times:
-        document = f"overdue-{uuid.uuid4().hex}"
-        at_ms = int(at.timestamp() * 1000)
-        event = {"doc_id": document, "status": status_name, "version": 1, "updated_at": at_ms}
-        producer.produce(declared.pipeline.topic, msgspec.json.encode(event), document.encode())
-    if producer.flush(FLUSH_S):
-        raise errors.BrokerUnreachable("the events of overdue documents were not published")
+    bootstrap = settings.load(declared.config).kafka.bootstrap or ""
+    with Publisher(bootstrap, declared.pipeline.topic) as publisher:
+        for at in times:
+            document = f"overdue-{uuid.uuid4().hex}"
+            at_ms = int(at.timestamp() * 1000)
+            event = {"doc_id": document, "status": status_name, "version": 1, "updated_at": at_ms}
+            publisher.send_raw(document.encode(), msgspec.json.encode(event))
 
 
 def _without_limits(config: Path) -> Path:
@@ -163,23 +158,20 @@ def index_cost(
 
     A row is a dead letter and a decision about it.
     """
-    engine = connecting.create_engine(target.database_url(declared.pipeline.target))
     first = FIRST_OFFSET
     found: dict[str, list[float]] = {INDEXED: [], NOT_INDEXED: []}
-    try:
-        for number in range(rounds):
-            say(f"measuring the console's indexes, round {number + 1}")
-            found[INDEXED].append(_written_us(sink, first, rows))
-            with _no_indexes(engine):
-                found[NOT_INDEXED].append(_written_us(sink, first + rows, rows))
-            first += 2 * rows
-    finally:
-        engine.dispose()
+    for number in range(rounds):
+        say(f"measuring the console's indexes, round {number + 1}")
+        found[INDEXED].append(_written_us(sink, first, rows))
+        with _no_indexes(declared.pipeline.target):
+            found[NOT_INDEXED].append(_written_us(sink, first + rows, rows))
+        first += 2 * rows
     return found
 
 
 @contextmanager
-def _no_indexes(engine: sa.Engine) -> Iterator[None]:
+def _no_indexes(database: str) -> Iterator[None]:
+    engine = connecting.create_engine(target.database_url(database))
     indexes = [
         index for table, name in CONSOLE_INDEXES for index in table.indexes if index.name == name
     ]
@@ -190,6 +182,7 @@ def _no_indexes(engine: sa.Engine) -> Iterator[None]:
     finally:
         for index in indexes:
             index.create(engine)
+        engine.dispose()
 
 
 def _written_us(sink: Sink, first: int, rows: int) -> float:
