@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.own_spark
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
 LIMITS = (Path(__file__).parents[2] / "docs/concepts/limits.md").read_text(encoding="utf-8")
+LAST_ID = 30_000
 LOOSE = "CREATE TABLE loose (order_id INTEGER NOT NULL, status VARCHAR(20), version BIGINT)"
 
 
@@ -47,6 +49,10 @@ def url(new_database: Callable[[str], str]) -> str:
     for statement in (ORDERS, COUNTS, AUDIT, LOOSE):
         run_sql(where, statement)
     return where
+
+
+def _random_text(number: int) -> str:
+    return hashlib.sha1(b"%d" % number, usedforsecurity=False).hexdigest()[:20]
 
 
 def epochs(url: str) -> list[Any]:
@@ -68,7 +74,9 @@ def test_a_stream_is_written_once_also_if_spark_repeats_its_last_batch(
     url = new_database(kind)
     run_sql(url, ORDERS)
     add_rows(tmp_path / "in", 1, rows(1, 2, 3))
-    add_rows(tmp_path / "in", 2, [*rows(2, version=2, status="sent"), *rows(*range(10, 9_000))])
+    # statuses that cannot be compressed, so that a task stages its rows
+    many = [{**row, "status": _random_text(row["order_id"])} for row in rows(*range(10, LAST_ID))]
+    add_rows(tmp_path / "in", 2, [*rows(2, version=2, status="sent"), *many])
     stream = read_rows(spark, tmp_path / "in", SCHEMA)
 
     run_format(stream, url, tmp_path / "checkpoint")
@@ -76,9 +84,9 @@ def test_a_stream_is_written_once_also_if_spark_repeats_its_last_batch(
     run_sql(url, "DELETE FROM orders WHERE order_id = 10")
     run_format(stream.repartition(3), url, tmp_path / "checkpoint")
 
-    assert epochs(url) == [(1, 2, 8_994)]
+    assert epochs(url) == [(1, 2, LAST_ID - 6)]
     found = run_sql(url, "SELECT count(*), max(version), sum(order_id) FROM orders")
-    assert found == [(8_992, 2, 6 + sum(range(11, 9_000)))]
+    assert found == [(LAST_ID - 8, 2, 6 + sum(range(11, LAST_ID)))]
     assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
 
 
@@ -192,9 +200,10 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
 
 
 def test_a_batch_job_that_fails_leaves_no_staged_rows(spark: Any, url: str) -> None:
-    many = spark.range(20_000, numPartitions=2).selectExpr("CAST(id AS INT) AS order_id")
-    columns = ("order_id", "repeat('x', 20) AS status", "1L AS version")
-    fails = "IF(order_id = 19999, raise_error('on purpose'), 1L) AS version"
+    many = spark.range(40_000, numPartitions=2).selectExpr("CAST(id AS INT) AS order_id")
+    # statuses that cannot be compressed, so that a task stages its rows
+    columns = ("order_id", "left(sha(string(order_id)), 20) AS status", "1L AS version")
+    fails = "IF(order_id = 39999, raise_error('on purpose'), 1L) AS version"
 
     def write(frame: Any) -> None:
         writer = frame.write.format("instep").options(url=url, table="orders", key="order_id")
@@ -203,11 +212,11 @@ def test_a_batch_job_that_fails_leaves_no_staged_rows(spark: Any, url: str) -> N
     with pytest.raises(PySparkException, match="on purpose"):
         write(many.selectExpr(*columns[:2], fails))
     with pytest.raises(PySparkException, match="KEY_NOT_UNIQUE"):
-        write(many.selectExpr("order_id % 19000 AS order_id", *columns[1:]))
+        write(many.selectExpr("order_id % 39000 AS order_id", *columns[1:]))
     assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
     write(many.selectExpr(*columns))
 
-    assert run_sql(url, "SELECT count(*) FROM orders") == [(20_000,)]
+    assert run_sql(url, "SELECT count(*) FROM orders") == [(40_000,)]
     assert run_sql(url, "SELECT count(*) FROM instep_staged_rows") == [(0,)]
 
 
