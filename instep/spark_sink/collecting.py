@@ -6,8 +6,8 @@ There are two ways:
   driver's memory is bounded, whatever comes. The first batch of a query takes this way.
 - **Directly**, as Spark's JVM makes Arrow batches of rows, without a Python worker: that costs
   about a third of the time. The driver gets all rows at once, so a batch takes this way only if
-  the one before it was small. Each partition returns at most so many rows. If one has more, the
-  batch is done again, through tasks.
+  the one before it was small. Each partition returns a limited number of rows. If one has more,
+  the batch is done again, through tasks.
 """
 
 from __future__ import annotations

@@ -251,19 +251,21 @@ def test_a_validator_of_an_answer_that_was_not_published_is_not_kept(
 
 
 HOSTILE = ["../admin", "a?b#c", "%2e%2e", "%2F..", "ü/日本", "a&x=1", "//evil.example/", "a b;c"]
+DOTTED = ["..", "../admin"]  # a service may take them for another path, however they are escaped
 
 
 def test_hostile_ids_reach_the_service_as_one_segment(bridge: BridgeUnderTest) -> None:
-    bridge.ids = [*HOSTILE, ".."]
-    for document in HOSTILE:
+    escaped = [document for document in HOSTILE if document not in DOTTED]
+    bridge.ids = [*escaped, *DOTTED]
+    for document in escaped:
         bridge.service.documents[document] = printed(1)
     done = bridge.once()
     prefix = "/documents/"
     paths = bridge.service.paths()
     assert all(path.startswith(prefix) and path.count("/") == 2 for path in paths), paths
-    assert sorted(unquote(path.removeprefix(prefix)) for path in paths) == sorted(HOSTILE)
-    assert {document for document, _ in bridge.events} == set(HOSTILE)
-    assert done.failures == {"ID_REFUSED": 1}
+    assert sorted(unquote(path.removeprefix(prefix)) for path in paths) == sorted(escaped)
+    assert {document for document, _ in bridge.events} == set(escaped)
+    assert done.failures == {"ID_REFUSED": len(DOTTED)}
 
 
 def test_a_hostile_id_stays_one_parameter_of_the_query(bridge: BridgeUnderTest) -> None:

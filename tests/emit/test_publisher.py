@@ -404,16 +404,16 @@ def test_a_deleted_topic_is_reported_and_not_created(
         publisher = Publisher(
             mortal.bootstrap, "deleted", topic_metadata_propagation_max_ms=500, flush_timeout_s=60
         )
-        publisher.send(event(0)).result(60)
+        publisher.send(event(0)).result(150)
         topics.delete(cluster, "deleted")
         for number in (1, 2):
             with pytest.raises(errors.Undelivered, match="topic 'deleted' does not exist any more"):
-                publisher.send(event(number)).result(60)
+                publisher.send(event(number)).result(150)
         assert "deleted" not in topics.names(cluster)
         topics.create(cluster, "deleted", 3)
         with caplog.at_level(logging.WARNING, "instep.emit"):
             place = retrying(
-                lambda: publisher.send(event(3)).result(60),
+                lambda: publisher.send(event(3)).result(150),
                 lambda error: isinstance(error, errors.Undelivered),
                 timeout_s=90,
             )

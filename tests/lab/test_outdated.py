@@ -93,7 +93,7 @@ def test_the_list_is_a_command(tmp_path: Path) -> None:
     for id_ in outdated.ALL:
         assert f"{id_}: outdated since Kafka " in listed
     status, shown = lab("acks-default", "--json")
-    [found] = json.loads(shown)
+    [found] = json.loads(shown)["statements"]
     assert (status, found["id"], found["since"]) == (0, "acks-default", "Kafka 3.0")
     status, refusal = lab("acks-defaults")
     assert status == 2
