@@ -14,6 +14,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import psutil
+import pytest
 
 from instep.local import ports
 from instep.local.broker import LocalCluster
@@ -37,6 +38,7 @@ def test_a_printed_job_is_printed_in_the_contract_system(
     prints(tmp_path, "--bootstrap", broker.bootstrap, "--topic", f"shop-{uuid.uuid4().hex[:8]}")
 
 
+@pytest.mark.long
 def test_without_brokers_it_starts_one_and_stops_it_at_the_end(tmp_path: Path) -> None:
     """Give it a state folder of its own, where no broker runs yet."""
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}

@@ -104,6 +104,7 @@ def test_wrong_options_name_their_remedy(
         assert words in refused_in_process(tmp_path, monkeypatch, "load", *options), options
 
 
+@pytest.mark.long
 def test_a_load_ends_with_a_comparison(
     cluster: Cluster, topic: str, open_sink: Open, tmp_path: Path
 ) -> None:

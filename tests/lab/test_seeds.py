@@ -58,6 +58,7 @@ def test_a_claim_that_is_never_decided_is_not_the_same() -> None:
     assert not found.same
 
 
+@pytest.mark.long
 def test_runs_with_several_seeds_report_what_differs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = run(home, "run", "luck", "--seeds", "3")

@@ -85,6 +85,7 @@ def test_a_restored_database_stops_the_query_until_its_checkpoint_is_restored(
     assert run_sql(url, "SELECT order_id FROM orders ORDER BY 1") == [(1,), (2,), (3,)]
 
 
+@pytest.mark.long
 def test_a_sink_never_seen_is_adopted_where_the_query_is(
     spark: Any, new_database: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_kills_of_a_task_and_of_the_driver_lose_and_repeat_nothing(
         _prove(cluster, run.stream)
 
 
+@pytest.mark.long
 def test_an_older_run_that_wakes_up_publishes_nothing(
     cluster: Cluster, copy: Copy, tmp_path: Path
 ) -> None:
