@@ -29,8 +29,9 @@ def patience() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Start a browser until the tests of the console end: while it runs, asyncio cannot be used."""
     try:
         found = chromium.browser()
         opened = found.__enter__()
@@ -46,14 +47,14 @@ def office(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Consol
     return consoles.prepare(tmp_path_factory.mktemp("console"), cluster)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def console(office: ConsoleFolder) -> Iterator[ConsoleServer]:
     options = ConsoleOptions(office.folder / "instep.toml")
     with consoles.serving(office.loaded, options) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def open_page(browser: Browser) -> Iterator[Callable[[str], Page]]:
     """Return a function that opens a page with a profile of its own."""
     contexts = []
@@ -71,7 +72,7 @@ def open_page(browser: Browser) -> Iterator[Callable[[str], Page]]:
         context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_page(console: ConsoleServer, open_page: Callable[[str], Page]) -> Page:
     return open_page(console.start_url)
 
