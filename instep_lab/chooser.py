@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instep import errors
+from instep_lab import marked
 
 BEGIN, END = "<!-- chooser: begin -->", "<!-- chooser: end -->"
 DAY_MS = 24 * 60 * 60 * 1000
@@ -552,11 +553,7 @@ def section() -> str:
 
 def write(page: str) -> str:
     """Return the page with the chooser's part written again."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise errors.InstepError(f"the page has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}"
+    return marked.replace(page, BEGIN, f"\n{section()}\n", END)
 
 
 def _explained(question: ChooserQuestion) -> list[str]:

@@ -68,9 +68,7 @@ class ArchiveReport(msgspec.Struct, frozen=True):
     held_back: int  # the part of them behind an open transaction
     skipped: Ranges  # lost, and somebody decided to continue behind them
     lost_ranges: Ranges
-    late_ranges: (
-        Ranges  # the topic has them, and `start` includes them, but the archive began later
-    )
+    late_ranges: Ranges  # in the topic and behind `start`, but the archive began later
     removed: dict[int, int]  # rows of each partition that were archived and are no longer there
     examples: list[ArchiveDifference]
 

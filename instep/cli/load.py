@@ -86,6 +86,7 @@ def load(
 
     An archive is loaded in the order of the log, deletes included, up to where the pipeline is. The
     same command continues an interrupted load of it, and the guard drops what is applied already.
+    No comparison follows: `instep reconcile` compares the table with the log.
     """
     from instep.operate import load as operation
 
@@ -96,6 +97,10 @@ def load(
             raise errors.SettingsError(
                 "an archive has its own order, keys and batches",
                 "leave out --source-url, --key, --name, --rate, --batch-rows and --restart",
+            )
+        if no_reconcile:
+            raise errors.SettingsError(
+                "a load from an archive makes no comparison", "leave out --no-reconcile"
             )
         _load_archive(
             declared,
@@ -153,8 +158,8 @@ def _load_archive(
 ) -> None:
     """Bring the last state of each document of an archive into the table.
 
-    The records have places in the log: they are replayed in its order up to the pipeline's ledger,
-    which then continues. Events are folded to one state per document before anything is written.
+    The archived records have places in the log, so this is a replay that ends at the position in
+    the pipeline's ledger; the pipeline continues from there.
     """
     from instep.cli import replay
     from instep.kafka import places

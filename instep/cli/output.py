@@ -66,7 +66,7 @@ def missing_rights_hint(declared: settings.Settings, found: Sequence[Any]) -> st
 
 
 def print_json(value: Mapping[str, Any] | msgspec.Struct | DataclassInstance) -> None:
-    """Print an object as indented JSON; lists have a key, so that others can join them."""
+    """Print an object as indented JSON. A list has a key, so that more keys can be added."""
     typer.echo(as_json(value))
 
 

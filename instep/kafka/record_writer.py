@@ -35,7 +35,7 @@ from instep.kafka.position_topic import PositionPlace
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_S = 1.0  # of one attempt, so short that a stop is noticed
 RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
-BATCH_BYTES = 256  # of a batch around its records, of which the topic's limit is too
+BATCH_BYTES = 256  # of a batch besides its records; the topic's limit includes them
 ABORT_TIMEOUT_S = 3.0
 
 Headers = list[tuple[str, str | bytes | None]]  # as the client takes them, without a copy

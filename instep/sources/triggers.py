@@ -336,6 +336,7 @@ def _mysql(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
 def _dropped_and_created(
     dialect: sa.Dialect, wanted: TriggerPlan, bodies: dict[str, str]
 ) -> list[str]:
+    """Return the statements that replace the triggers of the given kinds."""
     found: list[str] = []
     for kind, body in bodies.items():
         name = _trigger(dialect, wanted, kind)

@@ -51,7 +51,7 @@ def run(
     """Return the message for the driver, with the rows or with the token of staged ones.
 
     `write` is the run id of a single write; the job of a stream knows that of its run.
-    `message_bytes` are at most in a message. With `only_count`, the digest is the number of rows.
+    A message has at most `message_bytes`. With `only_count`, the digest is the number of rows.
     """
     query_id, run_id, batch_id = (_property(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
     run_id = write or run_id

@@ -20,7 +20,7 @@ import msgspec
 from instep import errors
 from instep.document.showing import counted
 from instep.report.markup import markdown
-from instep_lab import bounds, seeds, store
+from instep_lab import bounds, marked, seeds, store
 from instep_lab.claim import ClaimResult, Tier
 from instep_lab.report.__main__ import CHANGED
 from instep_lab.report.markdown import grid
@@ -147,11 +147,7 @@ def link(results: SeedResults) -> str:
 
 def write_index(text: str, results: SeedResults) -> str:
     """Return the index with a link to the page."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise errors.InstepError(f"the index has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{link(results)}\n{END}{after}"
+    return marked.replace(text, BEGIN, link(results), END)
 
 
 def _parts(results: SeedResults) -> Iterator[str]:

@@ -113,6 +113,10 @@ def test_a_load_does_not_read_the_folder_of_an_archive(tmp_path: Path) -> None:
     for option in (("--rate", "5"), ("--key", "id"), ("--restart",)):
         problem = cli.refused(tmp_path, "load", "contracts", "--from", "archive:history", *option)
         assert "an archive has its own order" in problem
+    problem = cli.refused(
+        tmp_path, "load", "contracts", "--from", "archive:history", "--no-reconcile"
+    )
+    assert "a load from an archive makes no comparison" in problem
     problem = cli.refused(tmp_path, "load", "contracts", "--from", "x.csv", "--skip-lost")
     assert "--skip-lost is for --from archive:NAME" in problem
 

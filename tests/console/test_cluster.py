@@ -209,6 +209,7 @@ def test_a_reset_goes_to_the_end_that_was_shown(
 ) -> None:
     """Confirm a plan while records arrive: the end that it shows is an offset."""
     page.goto(f"{console.address}group/reset?{urlencode({'group': group, 'to': 'end'})}")
+    assert "The command looks for end again" in page.inner_text("main")
     plan = page.get_by_role("region", name="Plan").locator("tbody tr")
     shown = [
         int(text.replace(",", "")) for text in plan.locator("td:nth-child(4)").all_inner_texts()

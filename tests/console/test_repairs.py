@@ -36,6 +36,7 @@ def test_a_rewind_shows_before_and_after(
     page.get_by_role("button", name="Plan the rewind").click()
     page.wait_for_url("**/rewind/plan?*")
     assert page.get_by_role("region", name="Plan").locator("tbody tr").count() == 1
+    assert "The command looks for" not in page.inner_text("main")
     assert ledger(office) == before
     page.get_by_label("Reason, kept").fill("read it again")
     page.get_by_role("button", name="Rewind as ann").click()
@@ -69,6 +70,7 @@ def test_a_rewind_goes_to_the_end_that_was_shown(
     before = ledger(office)
     page.goto(f"{console.address}rewind/plan?to=end&partition=1")
     shown = page.get_by_role("region", name="Plan").locator("td:nth-child(3)").inner_text()
+    assert "The command looks for end again" in page.inner_text("main")
     send(cluster, TOPIC, event("after-the-plan", 1), partition=1)
     page.get_by_label("Reason, kept").fill("skip the backlog")
     page.get_by_role("button", name="Rewind as ann").click()

@@ -6,7 +6,8 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,29 @@ from tests.support.restored_servers import (
 )
 from tests.support.runs import send
 from tests.support.waiting import wait_until
+
+
+@contextmanager
+def stopped_by(
+    error: type[errors.InstepError], shop: PrintShop, cluster: Cluster
+) -> Iterator[None]:
+    """Run a relay that has published; what the block does must stop it with the given error."""
+    shop.work(2)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_once(shop.name, shop.relay, cluster, once=False)
+        except error as stop:
+            raised.append(stop)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: not difference(shop, cluster, shop.relay.topic), "the first rows")
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
+    assert raised
 
 
 def test_a_source_restored_from_a_backup_stops_the_relay(
@@ -121,25 +145,10 @@ def test_a_source_that_is_restored_under_a_session_stops_it(
 ) -> None:
     """Let connections survive, as when a dump is loaded into the running server."""
     shop = open_shop("postgres")
-    name, relay = shop.name, shop.relay
-    shop.work(2)
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            run_once(name, relay, cluster, once=False)
-        except errors.SourceRestored as stop:
-            raised.append(stop)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    wait_until(lambda: not difference(shop, cluster, relay.topic), "the first rows")
-    run_sql(relay.source, f"UPDATE instep_relays SET {change}")
-    thread.join(60)
-    assert not thread.is_alive()
-    assert raised
+    with stopped_by(errors.SourceRestored, shop, cluster):
+        run_sql(shop.relay.source, f"UPDATE instep_relays SET {change}")
     with pytest.raises(errors.SourceRestored):
-        run_once(name, relay, cluster)
+        run_once(shop.name, shop.relay, cluster)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -361,26 +370,12 @@ def test_a_topic_that_grows_under_a_session_stops_it_before_the_next_commit(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
     shop = open_shop("sqlite")
-    name, relay = shop.name, shop.relay
-    shop.work(2)
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            run_once(name, relay, cluster, once=False)
-        except errors.OutputTopicChanged as stop:
-            raised.append(stop)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    wait_until(lambda: not difference(shop, cluster, relay.topic), "the first rows")
-    before = published(cluster, relay.topic)
-    topics.grow(cluster, relay.topic, 4)
-    shop.work(2, seed=1)
-    thread.join(60)
-    assert not thread.is_alive()
-    assert raised
-    assert published(cluster, relay.topic) == before
+    topic = shop.relay.topic
+    with stopped_by(errors.OutputTopicChanged, shop, cluster):
+        before = published(cluster, topic)
+        topics.grow(cluster, topic, 4)
+        shop.work(2, seed=1)
+    assert published(cluster, topic) == before
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])

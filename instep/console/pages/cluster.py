@@ -418,6 +418,7 @@ def reset(view: PageRequest) -> Response:
         "reset.html",
         f"Reset group {name}",
         name=name,
+        place=place,
         moves=moves,
         members=consumer_groups.members(cluster, name),
         mirrored=_mirrored(view, name),

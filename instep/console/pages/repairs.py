@@ -192,6 +192,7 @@ def rewind_plan(view: PageRequest) -> Response:
         f"Rewind {name}: plan",
         http_status=409 if problem else 200,
         plan=prepared.plan,
+        place=place,
         problem=problem,
         seen=_summary(prepared),
         query=urlencode(query),
