@@ -128,7 +128,8 @@ class PageRequest:
 
     def session(self, pipeline: str) -> AbstractContextManager[MaintenanceSession]:
         """Open a maintenance session as this person."""
-        return self.workspace.session(pipeline, self.person.name)
+        writes = self.request.method == "POST"
+        return self.workspace.session(pipeline, self.person.name, writes=writes)
 
     def _given(self, name: str) -> list[str]:
         return list(self._form.get(name) or self.request.query_params.getlist(name))

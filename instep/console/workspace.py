@@ -24,6 +24,7 @@ from instep.local import registry
 from instep.operate import status
 from instep.operate.status import PipelineStatus
 from instep.pipeline.apply.maintenance import MaintenanceSession
+from instep.sinks import inspection
 
 KAFKA_TIMEOUT_S = 5.0
 IDLE_CLIENTS_MAX = 4  # readers, and others, that are kept for the next page
@@ -31,6 +32,7 @@ RESULTS_MAX = 200
 CACHED_MAX = 100
 RECENT_S = 5.0  # then a list of all topics, for example, is read again
 STALE_S = 30.0  # then nobody sees it any more
+INSPECTED_S = 60.0
 NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
 
 Value = TypeVar("Value")
@@ -103,11 +105,22 @@ class Workspace:
         yield self.cluster()
 
     @contextmanager
-    def session(self, name: str, actor: str) -> Iterator[MaintenanceSession]:
-        """Open a session in which a person reads or changes what concerns one pipeline."""
-        declared = settings.pipeline(self.declared, name)
-        with MaintenanceSession(name, declared, actor) as session:
-            yield session
+    def session(self, name: str, actor: str, *, writes: bool) -> Iterator[MaintenanceSession]:
+        """Open a session in which a person reads or changes what concerns one pipeline.
+
+        Looking at the tables takes longer than most pages, so who only reads uses what was found
+        up to INSPECTED_S ago; after an error, the tables are looked at again.
+        """
+        declared, key = settings.pipeline(self.declared, name), ("inspected", name)
+        inspected = None
+        if not writes:
+            inspected = self.cached(key, INSPECTED_S, lambda: inspection.inspect(name, declared))
+        try:
+            with MaintenanceSession(name, declared, actor, inspected=inspected) as session:
+                yield session
+        except errors.InstepError:
+            self._forget(key)
+            raise
 
     def sampler(self, name: str) -> PipelineSampler:
         """Return the sampler of a pipeline; raise if it is not declared."""
@@ -128,6 +141,10 @@ class Workspace:
             while len(self._cached) > CACHED_MAX:
                 self._cached.popitem(last=False)
         return value
+
+    def _forget(self, key: Any) -> None:
+        with self._lock:
+            self._cached.pop(key, None)
 
     def recent(self, key: Any, read: Callable[[], Value]) -> RecentValue[Value]:
         """Return a value and when it was read: at most STALE_S ago.

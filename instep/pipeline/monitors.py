@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from instep import errors, settings
+from instep.document.due import OverdueCount
 from instep.kafka import backlog, offsets
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
@@ -127,7 +128,10 @@ class LagWatch:
 
 
 class HeartbeatWatch:
-    """Writes the run's state to the target database, at every change and every few seconds."""
+    """Writes the run's state to the target database, at every change and every few seconds.
+
+    A change is another state, or a document that became overdue or is no longer.
+    """
 
     def __init__(
         self,
@@ -143,6 +147,7 @@ class HeartbeatWatch:
         self._ended = threading.Event()
         self._started = self._changed_at = time.monotonic()
         self._last: tuple[int, str, str | None, str | None] | None = None
+        self._overdue: dict[str, OverdueCount] | None = None
         self._due = 0.0
 
     def start(self) -> None:
@@ -170,10 +175,12 @@ class HeartbeatWatch:
             if self._last is None or state[1] != self._last[1]:
                 self._changed_at = now
             self._last, self._due = state, now
+        overdue = self._progress.overdue
+        if overdue is not None and overdue.statuses != self._overdue:
+            self._overdue, self._due = overdue.statuses, now
         if now >= self._due:
             self._due = now + runs.INTERVAL_S
             epoch, name, code, detail = state
-            overdue = self._progress.overdue
             report = RunReport(
                 epoch,
                 name,

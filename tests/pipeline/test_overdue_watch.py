@@ -17,7 +17,7 @@ from instep.pipeline import metrics, overdue_watch, reporter
 from instep.pipeline.overdue_watch import ALARM, OverdueWatch
 from instep.pipeline.progress import Progress
 from instep.pipeline.runner import Runner
-from instep.sinks import status_ages
+from instep.sinks import runs, status_ages
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import following
 from tests.support.runs import event as published
@@ -94,6 +94,7 @@ def test_a_run_raises_an_alarm_and_ends_it(
 ) -> None:
     for name in ("START_PAUSE_S", "REFRESH_INTERVAL_S"):
         monkeypatch.setattr(overdue_watch, name, 0.2)
+    monkeypatch.setattr(runs, "INTERVAL_S", 10_000.0)  # so that only changes are reported
     pipeline = following(new_database("postgres"), topic, due={"QUEUED": "2h", "FAILED": "1h"})
     send(cluster, topic, published("a", 1, "QUEUED"), published("b", 1, "PRINTED"))
     run = runner(pipeline)

@@ -24,7 +24,7 @@ from instep.document.results import Result, Transform
 from instep.sinks import inspection
 from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition
 from instep.sinks.sink import Sink
-from instep.sinks.target import Decision, Position
+from instep.sinks.target import Decision, Position, Target
 from instep.waiting import retrying
 
 TRIES_MAX = 8
@@ -59,15 +59,17 @@ class MaintenanceSession:
         *,
         waits: bool = True,
         transform: Transform | None = None,
+        inspected: Target | None = None,
     ) -> None:
         """Open the sink.
 
         Without `waits`, a transaction raises Transient if a task has locked the ledger. A pipeline
-        with a transformation needs `transform` to decode records.
+        with a transformation needs `transform` to decode records. With `inspected`, the tables are
+        not looked at again.
         """
         self._transform = transform
         self.name, self.actor, self._waits = name, actor, waits
-        self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
+        self.sink: Sink = sinks.open_sink(inspected or inspection.inspect(name, pipeline))
         self.decoder = Decoder(self.sink.target.mapping, self.sink.record_bytes_max)
 
     def __enter__(self) -> MaintenanceSession:
