@@ -5,6 +5,10 @@ the other values are, and nothing but the guard decides. It makes the same rows 
 decoder (`document/decoding.py`), which takes all other batches row by row, as JSON. So a
 batch is either written in columns, or all that the decoder does happens: quarantine, deletes,
 conversions.
+
+Arrow loads pandas when it first makes an array or a scalar of a Python object. A commit of the
+format door has a process of its own, in which that would take longer than a small batch, so usual
+batches are read without.
 """
 
 from __future__ import annotations
@@ -85,10 +89,10 @@ class TypedReader:
             if not pa.types.is_string(values.type):
                 whole += NUMBER_CHARACTERS
                 continue
-            lengths = pc.utf8_length(values)
-            whole += _largest(lengths)
-            if pc.any(pc.equal(lengths, 0)).as_py():
+            lengths = pc.min_max(pc.utf8_length(values)).as_py()
+            if lengths["min"] == 0:
                 return False
+            whole += lengths["max"] or 0
             separator = self._mapping.separator
             if len(keys) > 1 and pc.any(pc.match_substring(values, separator)).as_py():
                 return False

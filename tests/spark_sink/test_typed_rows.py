@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import itertools
+import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -199,3 +204,37 @@ def test_a_key_that_is_no_id_is_left_to_the_decoder(url: str) -> None:
     assert read("doc") is not None
     assert read("") is None
     assert read("x" * 21) is None
+
+
+READ_ALONE = """
+import pickle, sys
+import pyarrow as pa
+from instep.spark_sink.typed_rows import TypedReader
+
+table, target, stream = pickle.load(sys.stdin.buffer)
+found = TypedReader(table, target, None).read(pa.ipc.open_stream(stream).read_all().to_batches())
+assert found is not None
+print(len(found.documents()), any(found.csv(with_order=True)))
+print("pandas" in sys.modules)
+"""
+
+
+def test_usual_rows_are_read_without_pandas(url: str) -> None:
+    """Read them in a process of their own: Spark commits a batch of the format door in one."""
+    schema = schema_for(url, "tenant")
+    one = SinkQuery(url, SinkTable("typed_version", ("id",), "version"), schema=schema)
+    rows = [{**row, "id": f"doc {number}"} for number, row in enumerate(rows_of(1, seed=3))]
+    written = io.BytesIO()
+    with pa.ipc.new_stream(written, schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    given = one.definition.tables[0], one.session.inspect()[0], written.getvalue()
+    importlib.import_module("pandas")  # installed, so that it could have been loaded
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALONE],
+        input=pickle.dumps(given),
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.stdout.decode().split() == ["200", "True", "False"], done.stderr.decode()
