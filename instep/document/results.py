@@ -7,7 +7,8 @@ the order of the log, and each can be named. The ledger counts records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.reasons import Reason
@@ -45,27 +46,28 @@ def in_log(record: Record) -> tuple[bytes | None, bytes | None]:
 
 def records_of(records: Sequence[Record]) -> int:
     """Return how many records of the log these are."""
-    if not records or not isinstance(records[0], Result):
+    if not _are_results(records):
         return len(records)
-    return sum(one.records for one in records if isinstance(one, Result))
+    return sum([one.records for one in records])
 
 
 def decode(decoder: Decoder, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
     """Return events and dead letters of records, or of results."""
-    if not records or not isinstance(records[0], Result):
+    if not _are_results(records):
         return decoder.decode_all(records)
     failed = [
         DeadLetter(one, Reason.TRANSFORMATION_FAILED, one.failure)
         for one in records
-        if isinstance(one, Result) and one.failure is not None
+        if one.failure is not None
     ]
-    events, dead = decoder.decode_all(list(_decodable(records)))
+    events, dead = decoder.decode_all(
+        [one for one in records if one.failure is None and not one.is_empty]
+    )
     if failed:
         dead = sorted([*dead, *failed], key=lambda letter: letter.record.offset)
     return events, dead
 
 
-def _decodable(records: Iterable[Record]) -> Iterable[Record]:
-    for one in records:
-        if not isinstance(one, Result) or not (one.is_empty or one.failure is not None):
-            yield one
+def _are_results(records: Sequence[Record]) -> TypeGuard[Sequence[Result]]:
+    """Return whether these are results: a batch has results only, or records only."""
+    return bool(records) and isinstance(records[0], Result)

@@ -4,18 +4,79 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import errors
+from instep.document.plain import Headers
 from instep.kafka import connection, faults, offsets
 from instep.kafka.client_pool import Loan
 from instep.kafka.offsets import LogRecord
 
 RECORDS_PER_POLL = 1_000
 SILENCE_S = 30.0
+CHUNK_RECORDS = 10_000  # of `columns`
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+class RecordColumns(msgspec.Struct, frozen=True):
+    """Records in columns, those of a partition in the order of the log."""
+
+    partitions: list[int]
+    offsets: list[int]
+    timestamps_ms: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers] | None = None  # None if they were not wanted
+    is_cut: bool = False  # reading stopped here, because it reached a number of bytes
+
+
+def columns(
+    cluster: connection.Cluster,
+    topic: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *,
+    headers: bool,
+    bytes_max: int = 0,
+) -> Iterator[RecordColumns]:
+    """Yield the committed records of ranges in chunks.
+
+    Stop, and say so, when the values have `bytes_max`, if that is not 0.
+    """
+    chunk: list[Message] = []
+    size = total = 0
+    for _, message in messages(cluster, topic, ranges):
+        chunk.append(message)
+        size += len(message)
+        is_cut = 0 < bytes_max <= total + size
+        if is_cut or len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield _columns(chunk, headers=headers, is_cut=is_cut)
+            total += size
+            chunk, size = [], 0
+        if is_cut:
+            return
+    if chunk:
+        yield _columns(chunk, headers=headers)
+
+
+def _columns(chunk: Sequence[Message], *, headers: bool, is_cut: bool = False) -> RecordColumns:
+    found: list[Any] = [message.headers() or () for message in chunk] if headers else []
+    # Messages without an error have a partition and an offset, whatever the client's types say.
+    partitions: list[Any] = [message.partition() for message in chunk]
+    offsets_found: list[Any] = [message.offset() for message in chunk]
+    return RecordColumns(
+        partitions,
+        offsets_found,
+        [message.timestamp()[1] for message in chunk],
+        [message.key() for message in chunk],
+        [message.value() for message in chunk],
+        [tuple(pairs) for pairs in found] if headers else None,
+        is_cut,
+    )
 
 
 def read(
@@ -60,7 +121,6 @@ def messages(
         batch = _first_batch(loan, topic_partitions)
         while ends_left:
             for message in batch:
-                received_at = time.monotonic()
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if partition not in ends_left:
                     continue
@@ -75,7 +135,10 @@ def messages(
                     # delivered. Then only the end of the partition shows that it is finished.
                     _finish(loan.client, topic, partition, ends_left)
                 else:
-                    raise_if_permanent(cluster, topic, partition, error, operation, received_at)
+                    now = time.monotonic()
+                    raise_if_permanent(cluster, topic, partition, error, operation, now)
+            if batch:  # not before: what the caller does with them takes its own time
+                received_at = time.monotonic()
             if (
                 cluster.error_log.refused_by_all(received_at)
                 or time.monotonic() - received_at > SILENCE_S

@@ -8,7 +8,7 @@ driver, which keeps the producers. A batch has at most `BATCH_BYTES_MAX` for tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from instep.pipeline.transformation import PREFIX, Transformation
 from instep.pipeline.transformed import batches
 from instep.pipeline.transformed.batch_flow import BatchFlow
 from instep.pipeline.transformed.batches import Range, TaskBatch
+from instep.pipeline.transformed.collector import ResultNumbers, headers_of
 from instep.pipeline.transformed.transformer import Transformer, record_frame
 from instep.pipeline.transformed.worker import RecordSource
 from instep.streams.output import OutputRecord
@@ -97,7 +98,7 @@ class OutputPlan:
         """Return what is published of records of one partition, in their order."""
         TaskBatch(given=list(records), headers=True).announce(self.context)
         found = self.outputs.toArrow()
-        return [output for _, output, _ in numbered(_rows(found.select(list(OUTPUT_COLUMNS))))]
+        return [one for _, outputs, _ in by_partition(found) for one in outputs]
 
     def failed(self, record: Record, why: str) -> OutputRecord:
         """Return what stands for a record on which the transformation fails."""
@@ -112,10 +113,8 @@ class BatchOutputs:
         is_output = pc.is_null(found["records"])
         self.outputs: dict[int, list[OutputRecord]] = {part: [] for part in begins}
         timestamps: dict[int, list[int]] = {part: [] for part in begins}
-        outputs = found.filter(is_output).select(list(OUTPUT_COLUMNS))
-        for partition, output, timestamp_ms in numbered(_rows(outputs)):
-            self.outputs[partition].append(output)
-            timestamps[partition].append(timestamp_ms)
+        for partition, outputs, published_ms in by_partition(found.filter(is_output)):
+            self.outputs[partition], timestamps[partition] = outputs, published_ms
         self.read_to: dict[int, int] = {}
         self.sources: dict[int, SourceRecords] = {}  # of partitions that had records
         for row in found.filter(pc.invert(is_output)).to_pylist():
@@ -281,23 +280,23 @@ ROW_SCHEMA = pa.schema(
 
 # --- records and columns --------------------------------------------------------------------------
 
-Row = tuple[int, int, int, bytes | None, bytes | None, list[dict[str, Any]] | None]
 
-
-def _rows(found: pa.Table) -> Iterator[Row]:
-    """Return the rows of a table, whose columns are in the order of OUTPUT_COLUMNS."""
-    return zip(*(column.to_pylist() for column in found.columns), strict=True)
-
-
-def numbered(rows: Iterable[Row]) -> Iterator[tuple[int, OutputRecord, int]]:
-    """Yield partition, record and timestamp of each row; records of one offset are numbered."""
-    last: dict[int, tuple[int, int]] = {}
-    for partition, offset, timestamp_ms, key, value, pairs in rows:
-        before, index = last.get(partition, (-1, 0))
-        index = index + 1 if offset == before else 0
-        last[partition] = offset, index
-        headers = tuple((pair["key"], pair["value"]) for pair in pairs or ())
-        yield partition, OutputRecord(offset, index, key, value, headers), timestamp_ms
+def by_partition(found: pa.Table) -> Iterator[tuple[int, list[OutputRecord], list[int]]]:
+    """Yield each partition with its records and their timestamps; those of one offset numbered."""
+    numbers, partitions = ResultNumbers(), found["partition"]
+    for partition in pc.unique(partitions).to_pylist():
+        rows = found.filter(pc.equal(partitions, partition)).select(list(OUTPUT_COLUMNS))
+        _, offset, timestamp_ms, key, value, headers = rows.columns
+        offsets = offset.to_pylist()
+        outputs = map(
+            OutputRecord,
+            offsets,
+            numbers.of(partition, offsets),
+            key.to_pylist(),
+            value.to_pylist(),
+            headers_of(headers),
+        )
+        yield partition, list(outputs), timestamp_ms.to_pylist()
 
 
 def published_columns(place: str, fields: T.StructType) -> list[Column]:

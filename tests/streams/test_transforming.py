@@ -303,14 +303,23 @@ def test_a_transformation_that_does_not_fit_ends_the_stream_before_it_reads(
 def test_records_of_one_offset_are_numbered(rows: list[tuple[int, int]]) -> None:
     """The rows of a partition come in the order of offsets, mixed with those of others."""
     ordered = sorted(rows, key=lambda row: row[1])
-    numbered = list(
-        transforming.numbered((part, offset, 0, b"k", b"v", None) for part, offset in ordered)
+    found = pa.Table.from_pylist(
+        [
+            {"partition": part, "offset": offset, "timestamp_ms": at, "key": b"%d" % at}
+            for at, (part, offset) in enumerate(ordered)
+        ],
+        schema=transforming.ROW_SCHEMA,
     )
     seen: dict[tuple[int, int], int] = {}
-    for (part, offset), (partition, record, _) in zip(ordered, numbered, strict=True):
-        assert (part, offset) == (partition, record.offset)
-        assert record.index == seen.get((part, offset), 0)
-        seen[part, offset] = record.index + 1
+    expected: dict[int, list[tuple[int, int, bytes]]] = {}
+    for at, (part, offset) in enumerate(ordered):
+        index = seen[part, offset] = seen.get((part, offset), -1) + 1
+        expected.setdefault(part, []).append((offset, index, b"%d" % at))
+    numbered = {
+        part: [(one.offset, one.index, one.key) for one in outputs]
+        for part, outputs, _ in transforming.by_partition(found)
+    }
+    assert numbered == expected
 
 
 def test_rows_of_a_batch_say_what_is_published_and_how_far_was_read() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from instep.document import results
 from instep.document.plain import Headers
@@ -14,19 +16,36 @@ from instep.document.results import SLOTS, Result
 from instep.pipeline.micro_batch import arrow_records
 
 COLUMNS = ("partition", "offset", "timestamp_ms", "key", "value", "headers", "event", "deleted")
+HEADERS, DELETED = COLUMNS[5], COLUMNS[7]  # present only if something fills them
 
-Row = tuple[int, int, int, bytes | None, bytes | None, Headers, bytes | None, bytes | None]
+
+class ResultNumbers:
+    """Numbers the results of each record from 0. Those of a partition come in order."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int]] = {}  # offset, and number of its last result
+
+    def of(self, partition: int, offsets: Iterable[int]) -> list[int]:
+        """Return the numbers of the next results of a partition, from the offsets of records."""
+        last, number = self._last.get(partition, (-1, 0))
+        numbers = []
+        for offset in offsets:
+            number = number + 1 if offset == last else 0
+            last = offset
+            numbers.append(number)
+        self._last[partition] = last, number
+        return numbers
+
+    def last_offset(self, partition: int) -> int:
+        """Return the offset of the record that had the last result."""
+        return self._last[partition][0]
 
 
-def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Return the rows of an Arrow batch, whose columns are in the order of COLUMNS."""
-    columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
-    position = COLUMNS.index("headers")
-    columns[position] = [
-        tuple((header["key"], header["value"]) for header in headers or ())
-        for headers in columns[position]
-    ]
-    return zip(*columns, strict=True)
+def headers_of(column: pa.Array | pa.ChunkedArray) -> Iterable[Headers]:
+    """Return the headers of each row, as many as wanted if no row has any."""
+    if not len(pc.list_flatten(column)):
+        return itertools.repeat(())
+    return [tuple((one["key"], one["value"]) for one in row or ()) for row in column.to_pylist()]
 
 
 class ResultCollector:
@@ -36,44 +55,71 @@ class ResultCollector:
         self.size = 0  # bytes
         self.count = 0
         self._pending: dict[int, list[Result]] = {}
-        self._last: dict[int, tuple[int, int]] = {}  # offset, and number of its last result
+        self._numbers = ResultNumbers()
         self._records: dict[int, int] = {}  # how many records have had a result
 
-    def add(self, row: Row) -> None:
-        """Add the next row of a partition."""
-        partition, offset, timestamp_ms, key, value, headers, event, deleted = row
-        last, index = self._last.get(partition, (-1, 0))
-        index = index + 1 if offset == last else 0
-        self._last[partition] = offset, index
-        pending = self._pending.setdefault(partition, [])
-        if index > SLOTS:
-            return
-        failure = None
-        if index == SLOTS:
-            failure, index = f"it yields more than {SLOTS:,} rows", 0
-            self._drop_last_record(pending, offset)
-        if index == 0 and failure is None:
-            self._records[partition] = self._records.get(partition, 0) + 1
-        pending.append(
-            Result(
-                results.number(offset, index),
-                timestamp_ms,
-                key if event is not None else deleted,
-                event,
-                partition,
-                headers,
-                source_key=key,
-                source_value=value,
-                failure=failure,
-                records=int(index == 0),
-            )
-        )
-        self.count += 1
-        self.size += len(value or b"") + len(event or b"")
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add the next rows, whose columns are named as in COLUMNS."""
+        partitions = rows["partition"]
+        for partition in pc.unique(partitions).to_pylist():
+            self._add(partition, rows.filter(pc.equal(partitions, partition)))
 
-    def _drop_last_record(self, pending: list[Result], offset: int) -> None:
-        while pending and pending[-1].offset // SLOTS == offset:
-            pending.pop()
+    def _add(self, partition: int, rows: pa.RecordBatch) -> None:
+        """Add the next rows of a partition."""
+        offsets = rows["offset"].to_pylist()
+        indexes = self._numbers.of(partition, offsets)
+        value, event = rows["value"], rows["event"]
+        keys, events = rows["key"].to_pylist(), event.to_pylist()
+        documents = keys
+        if DELETED in rows.schema.names:
+            deleted = rows[DELETED].to_pylist()
+            documents = [
+                gone if one is None else key
+                for one, key, gone in zip(events, keys, deleted, strict=True)
+            ]
+        found = map(
+            Result,
+            [at * SLOTS + index for at, index in zip(offsets, indexes, strict=True)],
+            rows["timestamp_ms"].to_pylist(),
+            documents,
+            events,
+            itertools.repeat(partition),
+            headers_of(rows[HEADERS]) if HEADERS in rows.schema.names else itertools.repeat(()),
+            itertools.repeat(0),
+            keys,
+            value.to_pylist(),
+            itertools.repeat(False),
+            itertools.repeat(None),
+            [0 if index else 1 for index in indexes],
+        )
+        pending = self._pending.setdefault(partition, [])
+        if max(indexes) < SLOTS:
+            pending += found
+        else:
+            self._add_limited(pending, found, offsets, indexes)
+        self._records[partition] = self._records.get(partition, 0) + indexes.count(0)
+        self.count += len(rows)
+        self.size += value.nbytes + event.nbytes
+
+    def _add_limited(
+        self,
+        pending: list[Result],
+        found: Iterable[Result],
+        offsets: Iterable[int],
+        indexes: Iterable[int],
+    ) -> None:
+        """Add results; of a record with too many, add only that it fails."""
+        for result, offset, index in zip(found, offsets, indexes, strict=True):
+            if index < SLOTS:
+                pending.append(result)
+            elif index == SLOTS:
+                while pending and pending[-1].offset // SLOTS == offset:
+                    pending.pop()
+                failure = f"it yields more than {SLOTS:,} rows"
+                number = results.number(offset)
+                pending.append(
+                    msgspec.structs.replace(result, offset=number, failure=failure, records=1)
+                )
 
     def take_complete(self) -> Iterable[tuple[int, list[Result]]]:
         """Yield the results of each partition that nothing can be added to, and forget them.
@@ -82,7 +128,9 @@ class ResultCollector:
         """
         for partition, pending in self._pending.items():
             first = len(pending)
-            while first and pending[first - 1].offset // SLOTS == self._last[partition][0]:
+            while first and pending[first - 1].offset // SLOTS == self._numbers.last_offset(
+                partition
+            ):
                 first -= 1
             if first:
                 yield partition, pending[:first]
@@ -112,8 +160,7 @@ def as_records(headers: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     """Yield results as Arrow batches of records, each with its number in place of the offset."""
     collected = ResultCollector()
     for batch in batches:
-        for row in rows(batch):
-            collected.add(row)
+        collected.add(batch)
         for _, found in collected.take_complete():
             yield _as_records(found, headers=headers)
     for partition in collected.partitions:

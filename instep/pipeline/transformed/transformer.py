@@ -27,7 +27,7 @@ from instep.document.results import Result
 from instep.pipeline import failures, transformation
 from instep.pipeline.micro_batch import arrow
 from instep.pipeline.transformation import PREFIX, Transformation, Transformed
-from instep.pipeline.transformed import collector, worker
+from instep.pipeline.transformed import worker
 from instep.pipeline.transformed.batches import TaskBatch
 from instep.pipeline.transformed.collector import ResultCollector
 from instep.pipeline.transformed.worker import RecordSource
@@ -57,7 +57,7 @@ def record_frame(spark: SparkSession, source: RecordSource, tasks: int) -> DataF
 class EventFrame(msgspec.Struct, frozen=True):
     """The events of records, one per row, with what is carried of their record."""
 
-    frame: DataFrame  # the columns of `collector.COLUMNS`
+    frame: DataFrame  # columns of `collector.COLUMNS`, without those that nothing fills
     fields: T.StructType  # the columns that the transformation yields
     headers: bool  # whether headers are needed
 
@@ -71,11 +71,9 @@ def event_frame(
     )
     found = declared.apply(records, topic)
     transformation.refuse_moved_rows(found, declared.place)
-    return EventFrame(
-        _events(declared.place, found, transform, mapping),
-        found.fields,
-        found.reads_headers or mapping.reads_headers,
-    )
+    headers = found.reads_headers or mapping.reads_headers
+    frame = _events(declared.place, found, transform, mapping, headers=headers)
+    return EventFrame(frame, found.fields, headers)
 
 
 class EventPlan:
@@ -100,9 +98,8 @@ class EventPlan:
         """Return the results of records, in their order."""
         TaskBatch(given=list(records), headers=self.headers).announce(self.context)
         collected = ResultCollector()
-        for batch in self.events.toArrow().to_batches():
-            for row in collector.rows(batch):
-                collected.add(row)
+        for rows in self.events.toArrow().to_batches():
+            collected.add(rows)
         partitions = dict.fromkeys(record.partition for record in records)
         return [one for partition in partitions for one in collected.take_rest(partition)]
 
@@ -183,7 +180,12 @@ def readable(error: Exception) -> str:
 
 
 def _events(
-    place: str, found: Transformed, transform: settings.Transform, mapping: Mapping
+    place: str,
+    found: Transformed,
+    transform: settings.Transform,
+    mapping: Mapping,
+    *,
+    headers: bool,
 ) -> DataFrame:
     """Return the carried columns, and each result as the JSON that pipelines decode."""
     names = found.fields.names
@@ -195,7 +197,7 @@ def _events(
                 f"decode it: base64({name}) or decode({name}, 'UTF-8')",
             )
     event = F.to_json(F.struct(*[F.col(_quoted(name)) for name in used]), JSON_OPTIONS)
-    event, deleted = event.cast("binary"), F.lit(None)
+    event, deleted = event.cast("binary"), None
     if transform.delete_when is not None:
         _require(place, transform.delete_when, names)
         kind = found.fields[transform.delete_when].dataType
@@ -207,10 +209,17 @@ def _events(
             )
         is_delete = F.coalesce(F.col(_quoted(transform.delete_when)), F.lit(False))
         event, deleted = F.when(~is_delete, event), F.when(is_delete, _document(mapping))
-    carried = [F.col(PREFIX + name).alias(name) for name in transformation.CARRIED]
-    return found.frame.select(
-        *carried, event.alias("event"), deleted.cast("binary").alias("deleted")
-    )
+    # A column of lists that are null costs Spark more than all others together: before each row,
+    # it counts what is in the batch so far, from the first row on.
+    columns = [
+        F.col(PREFIX + name).alias(name)
+        for name in transformation.CARRIED
+        if headers or name != "headers"
+    ]
+    columns.append(event.alias("event"))
+    if deleted is not None:
+        columns.append(deleted.cast("binary").alias("deleted"))
+    return found.frame.select(*columns)
 
 
 def _document(mapping: Mapping) -> Column:

@@ -5,8 +5,8 @@ Between the two, Spark executes the user's transformation. Each is a Python proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from instep import errors, settings
 from instep.document.decoding import Record
 from instep.kafka import reading
+from instep.kafka.reading import RecordColumns
 from instep.pipeline import failures
 from instep.pipeline.applier import TaskPlan, is_full, log_has_records, task_cluster
 from instep.pipeline.apply.batch import ProbeEvent, find_probe
@@ -22,8 +23,6 @@ from instep.pipeline.transformed import batches, collector
 from instep.pipeline.transformed.batches import ReadRange, TaskBatch, TaskRead
 from instep.pipeline.transformed.collector import ResultCollector
 
-CHUNK_RECORDS = 10_000
-CHUNK_BYTES = 8 * 1024 * 1024
 SCHEMA = arrow_records.schema(headers=True)
 
 
@@ -47,59 +46,71 @@ def read(source: RecordSource, starts: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 def _chunks(source: RecordSource, batch: TaskBatch) -> Iterator[pa.RecordBatch]:
-    counts: dict[int, int] = {}
-    last: dict[int, Record] = {}
-    chunk: list[Record] = []
-    size = total = 0
-    is_cut = False
-    for record in _records(source, batch):
-        chunk.append(record)
-        size += len(record.value or b"")
-        counts[record.partition] = counts.get(record.partition, 0) + 1
-        last[record.partition] = record
-        if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield _arrow(chunk, headers=batch.headers)
-            total += size
-            chunk, size = [], 0
-        if batch.bytes_max and total + size >= batch.bytes_max:
-            is_cut = True
-            break
-    if chunk:
-        yield _arrow(chunk, headers=batch.headers)
-    if batch.given is None:
-        seen = {partition: ReadRange(count, last[partition]) for partition, count in counts.items()}
-        batches.leave(TaskRead(seen, is_cut), batch)
-
-
-def _records(source: RecordSource, batch: TaskBatch) -> Iterator[Record]:
-    yield from batch.records
-    ranges = {partition: (start, end) for partition, start, end in batch.ranges if start < end}
-    if not ranges:
+    if batch.given is not None:
+        if batch.records:
+            yield _arrow(_given(batch.records, headers=batch.headers))
         return
-    cluster = task_cluster(source.kafka, source.bootstrap)
-    for partition, message in reading.messages(cluster, source.topic, ranges):
-        offset = message.offset()
-        assert offset is not None
-        pairs: Any = batch.headers and message.headers()  # whatever the client's types say
-        headers = tuple((name, value) for name, value in pairs or ())
-        yield Record(
-            offset, message.timestamp()[1], message.key(), message.value(), partition, headers
+    counts: Counter[int] = Counter()
+    last: dict[int, Record] = {}
+    is_cut = False
+    for found in _columns(source, batch):
+        yield _arrow(found)
+        counts.update(found.partitions)
+        last |= _last_records(found)
+        is_cut = found.is_cut
+    seen = {partition: ReadRange(count, last[partition]) for partition, count in counts.items()}
+    batches.leave(TaskRead(seen, is_cut), batch)
+
+
+def _columns(source: RecordSource, batch: TaskBatch) -> Iterator[RecordColumns]:
+    ranges = {partition: (start, end) for partition, start, end in batch.ranges if start < end}
+    if ranges:
+        cluster = task_cluster(source.kafka, source.bootstrap)
+        yield from reading.columns(
+            cluster, source.topic, ranges, headers=batch.headers, bytes_max=batch.bytes_max
         )
 
 
-def _arrow(records: list[Record], *, headers: bool) -> pa.RecordBatch:
-    pairs = [
-        [{"key": name, "value": value} for name, value in record.headers] if headers else None
-        for record in records
-    ]
+def _last_records(found: RecordColumns) -> dict[int, Record]:
+    """Return the last record of each partition."""
+    rows = {partition: row for row, partition in enumerate(found.partitions)}
+    return {
+        partition: Record(
+            found.offsets[row],
+            found.timestamps_ms[row],
+            found.keys[row],
+            found.values[row],
+            partition,
+            found.headers[row] if found.headers else (),
+        )
+        for partition, row in rows.items()
+    }
+
+
+def _given(records: Sequence[Record], *, headers: bool) -> RecordColumns:
+    return RecordColumns(
+        [record.partition for record in records],
+        [record.offset for record in records],
+        [record.timestamp_ms for record in records],
+        [record.key for record in records],
+        [record.value for record in records],
+        [record.headers for record in records] if headers else None,
+    )
+
+
+def _arrow(found: RecordColumns) -> pa.RecordBatch:
+    pairs = pa.nulls(len(found.offsets), arrow_records.HEADERS_TYPE)
+    if found.headers is not None:
+        named = [[{"key": key, "value": value} for key, value in one] for one in found.headers]
+        pairs = pa.array(named, arrow_records.HEADERS_TYPE)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([record.partition for record in records], pa.int32()),
-            pa.array([record.offset for record in records], pa.int64()),
-            pa.array([record.timestamp_ms for record in records], pa.int64()),
-            pa.array([record.key for record in records], pa.binary()),
-            pa.array([record.value for record in records], pa.binary()),
-            pa.array(pairs, arrow_records.HEADERS_TYPE),
+            pa.array(found.partitions, pa.int32()),
+            pa.array(found.offsets, pa.int64()),
+            pa.array(found.timestamps_ms, pa.int64()),
+            pa.array(found.keys, pa.binary()),
+            pa.array(found.values, pa.binary()),
+            pairs,
         ],
         schema=SCHEMA,
     )
@@ -119,13 +130,12 @@ def apply(plan: TaskPlan, found: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
     applier, collected = task.applier_for(plan), ResultCollector()
     try:
-        for arrow in found:
-            for row in collector.rows(arrow):
-                collected.add(row)
-                if is_full(range(collected.count), collected.size):
-                    for partition, results in collected.take_complete():
-                        outcome = applier.apply(partition, results, log_holds=log_holds)
-                        yield task.count_row(outcome)
+        for rows in found:
+            collected.add(rows)
+            if is_full(range(collected.count), collected.size):
+                for partition, results in collected.take_complete():
+                    outcome = applier.apply(partition, results, log_holds=log_holds)
+                    yield task.count_row(outcome)
         for partition, seen in sorted(batches.take(batch).ranges.items()):
             unseen = seen.records - collected.records(partition)
             results = collector.closed(collected.take_rest(partition), seen.last, unseen)
