@@ -21,7 +21,7 @@ import importlib
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -342,6 +342,25 @@ def _ids(plan: Any) -> set[str]:
     return {attribute.exprId().toString() for attribute in _items(plan.output())}
 
 
+def _references(part: Any) -> set[str]:
+    """Return Spark's identities of the columns that a step or an expression uses."""
+    return {one.exprId().toString() for one in _items(part.references().toSeq())}
+
+
+def _conjuncts(condition: Any) -> list[Any]:
+    """Return the parts of a condition that are joined by AND."""
+    if condition.getClass().getSimpleName() != "And":
+        return [condition]
+    return [*_conjuncts(condition.left()), *_conjuncts(condition.right())]
+
+
+def _bottom_up(plan: Any) -> Iterator[Any]:
+    """Yield the steps of a plan, each behind those that it takes its rows from."""
+    for child in _items(plan.children()):
+        yield from _bottom_up(child)
+    yield plan
+
+
 def _frame(spark: SparkSession, plan: Any) -> DataFrame:
     jvm: Any = spark._jvm
     session: Any = spark._jsparkSession
@@ -365,15 +384,18 @@ class _Rebuilding:
         self._place, self._spark = place, source.sparkSession
         jvm: Any = source.sparkSession._jvm
         self._jvm = jvm
+        self._json_pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.JSON_TO_STRUCT()
         analysed = source._jdf.queryExecution().analyzed()
         self._carried = _items(analysed.output())
         self._source_ids = _ids(analysed)
-        headers = _items(visible._jdf.queryExecution().analyzed().output())[-1]
-        self._headers_id = headers.exprId().toString()
+        seen = visible._jdf.queryExecution().analyzed()
+        self._visible_ids = _ids(seen)
+        self._headers_id = _items(seen.output())[-1].exprId().toString()
         self._reads_headers = False
         # CTEs are written out where they are used, so that the plan is a tree.
         inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False)
         self._result = inline.apply(result._jdf.queryExecution().analyzed())
+        self._parses_once = self._uses_parsed()
 
     def plan(self) -> tuple[Any, bool]:
         """Return the plan, with the carried columns first, and whether it reads headers.
@@ -409,8 +431,69 @@ class _Rebuilding:
         self._look_into(node)
         [(child, _)] = steps
         if name == "Project":
-            return self._project([*_items(node.projectList()), *self._carried], child), reads[0]
+            if self._parses_once and self._parsed_ids(node):
+                return self._parsed_once(node, child), reads[0]
+            return self._carrying(node, child), reads[0]
         return node.withNewChildren(self._seq([child])), reads[0]
+
+    def _uses_parsed(self) -> bool:
+        """Return whether a step needs columns that an earlier one parses from JSON to drop rows.
+
+        Spark takes `from_json` for cheap: it would move the condition below that earlier step, and
+        parse each record twice. It moves nothing below the step `ReturnAnswer`, which does nothing.
+        """
+        if not self._result.containsPattern(self._json_pattern):
+            return False
+        parsed: set[str] = set()
+        for node in _bottom_up(self._result):
+            name = node.getClass().getSimpleName()
+            if name == "Project":
+                parsed |= self._parsed_ids(node, parsed)
+            elif name in ("Filter", "Join", "Generate") and parsed & _references(node):
+                return True
+        return False
+
+    def _parsed_ids(self, project: Any, before: Collection[str] = ()) -> set[str]:
+        """Return the identities of columns that this step parses from JSON, or takes from these."""
+        return {
+            one.exprId().toString()
+            for one in _items(project.projectList())
+            if one.containsPattern(self._json_pattern) or not _references(one).isdisjoint(before)
+        }
+
+    def _parsed_once(self, project: Any, child: Any) -> Any:
+        """Return a step that parses JSON, and below which Spark moves no condition.
+
+        Conditions on the records themselves are moved here: a record that they drop must not fail
+        because it cannot be parsed.
+        """
+        plans = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+        for condition in self._conditions_on_records():
+            child = plans.Filter(condition, child)
+        return plans.ReturnAnswer(self._carrying(project, child))
+
+    def _conditions_on_records(self) -> Iterator[Any]:
+        """Yield the conditions of the statement that need nothing but columns of the records.
+
+        They may be tested before any other step, since each row comes from one record.
+        """
+        for node in _bottom_up(self._result):
+            if node.getClass().getSimpleName() == "Filter":
+                for condition in _conjuncts(node.condition()):
+                    used = _references(condition)
+                    if used and used <= self._visible_ids and not self._is_costly(condition):
+                        yield condition
+
+    def _is_costly(self, condition: Any) -> bool:
+        """Return whether a condition should not be tested twice, or could have two outcomes."""
+        patterns = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        costly = (
+            self._json_pattern,
+            patterns.PLAN_EXPRESSION(),
+            patterns.PYTHON_UDF(),
+            patterns.SCALA_UDF(),
+        )
+        return not condition.deterministic() or any(map(condition.containsPattern, costly))
 
     def _join(self, node: Any, steps: Sequence[tuple[Any, _Reads]]) -> Any:
         [streamed] = [side for side, (_, reads) in enumerate(steps) if reads is not _Reads.NOTHING]
@@ -433,8 +516,7 @@ class _Rebuilding:
 
     def _look_into(self, node: Any) -> None:
         """Look into the expressions of a step."""
-        used = {one.exprId().toString() for one in _items(node.references().toSeq())}
-        self._reads_headers = self._reads_headers or self._headers_id in used
+        self._reads_headers = self._reads_headers or self._headers_id in _references(node)
         if any(self._reads_again(plan) for plan in _items(node.subqueriesAll())):
             raise _refused(self._place, f"a subquery reads {VIEW} more than once")
 
@@ -464,6 +546,9 @@ class _Rebuilding:
                 "derive the value from the record: sha2(concat(key, value), 256), or `offset`"
                 " and `partition`",
             )
+
+    def _carrying(self, project: Any, child: Any) -> Any:
+        return self._project([*_items(project.projectList()), *self._carried], child)
 
     def _project(self, columns: Sequence[Any], child: Any) -> Any:
         logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical

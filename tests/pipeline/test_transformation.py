@@ -69,7 +69,7 @@ def transformed(records: DataFrame, **declared: str) -> Transformed:
 
 def rows(records: DataFrame, **declared: str) -> list[tuple[Any, ...]]:
     """Return offset and own columns of the results of the first two records."""
-    frame = transformed(records, **declared).frame.where("__instep_offset < 3")
+    frame = transformed(records.where("offset < 3"), **declared).frame
     carried = len(transformation.CARRIED)
     return [(row[1], *row[carried:]) for row in frame.collect()]
 
@@ -133,6 +133,53 @@ def test_text_that_is_not_utf8_fails_where_it_is_used(records: DataFrame) -> Non
     third = transformed(records, sql="SELECT value FROM records").frame
     with pytest.raises(Exception, match="INVALID_UTF8_STRING"):
         third.collect()
+
+
+PARSED = "(SELECT *, from_json(value, 'n INT, items ARRAY<STRING>') AS d FROM records)"
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        (f"SELECT d.* FROM {PARSED} WHERE d.n > 1", [(2, 2, [])]),
+        (f"SELECT n FROM (SELECT d.n AS n FROM {PARSED}) WHERE n > 1", [(2, 2)]),
+        (
+            f"SELECT d.n, item FROM {PARSED} LATERAL VIEW explode(d.items) AS item",
+            [(1, 1, "x"), (1, 1, "y")],
+        ),
+        (f"SELECT key, d.n, name FROM {PARSED} JOIN names ON names.n = d.n", None),
+        (
+            f"SELECT item, name FROM (SELECT * FROM {PARSED} LATERAL VIEW OUTER explode(d.items)"
+            " AS item) LEFT JOIN names ON names.n = d.n"
+            " WHERE d.n > 0 AND key <> 'A' AND name <> 'one'",
+            [(2, None, "two")],
+        ),
+    ],
+)
+def test_each_record_is_parsed_once(
+    records: DataFrame, sql: str, expected: list[Any] | None
+) -> None:
+    plan = transformed(records, sql=sql).frame._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("from_json(") == 1
+    assert rows(records, sql=sql) == (expected or [(1, "A", 1, "one"), (2, "B", 2, "two")])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "offset < 7 AND d.n > 0",
+        "d.n > 0 AND key <> 'C'",
+        "d.n IS NOT NULL AND (offset < 2 OR key = 'B')",
+        "d.n > 0 AND (d.n < 0 OR offset >= 0) AND partition = 0",
+    ],
+)
+def test_a_record_that_the_statement_leaves_out_is_not_parsed(
+    records: DataFrame, condition: str
+) -> None:
+    """The third record is no text in UTF-8."""
+    sql = f"SELECT key, d.n, topic FROM {PARSED} WHERE {condition}"
+    frame = transformed(records, sql=sql).frame
+    assert [row.n for row in frame.collect()] == [1, 2]
 
 
 @pytest.mark.parametrize(
