@@ -32,7 +32,9 @@ def connection(
             database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"}
         )
     try:
-        engine = create_engine(url, poolclass=sa.pool.NullPool)
+        # Closing rolls back. To roll back before that, as SQLAlchemy does by default, would write a
+        # traceback to the log if the connection is lost.
+        engine = create_engine(url, poolclass=sa.pool.NullPool, pool_reset_on_return=None)
     except ModuleNotFoundError:
         name = url.get_backend_name()
         raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
