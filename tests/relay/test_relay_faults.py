@@ -248,17 +248,17 @@ def test_source_and_target_agree_after_faults_everywhere(
         ended = threading.Event()
         pool = resources.enter_context(ThreadPoolExecutor(4))
         resources.callback(ended.set)
-        for number in range(3):
-            pool.submit(_work, shop, ended, 1_000 * SEED + number)
+        writers = [pool.submit(_work, shop, ended, 1_000 * SEED + number) for number in range(3)]
         if kind != "sqlite":  # one writer at a time
-            pool.submit(_work_late, shop, ended)
+            writers.append(pool.submit(_work_late, shop, ended))
         wait_until(lambda: bool(published(cluster, relay.topic)), "the first records")
         wait_until(lambda: bool(_applied(target)), "the first rows of the target", PATIENCE_S)
         until = time.monotonic() + FAULTS_S
         while time.monotonic() < until:
             stage.fail()
         ended.set()
-        pool.shutdown()
+        for writer in writers:
+            writer.result()  # a writer that ended early would make the test easier
         healed_at = time.monotonic()
         wait_until(agrees(shop, cluster, relay.topic), "all records", PATIENCE_S)
         counts = shop.counts()

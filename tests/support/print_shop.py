@@ -19,6 +19,7 @@ from instep.document.event import StatusEvent
 from instep.emit.outbox import Outbox
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
+from instep.sinks import connecting
 from instep.sources import tables
 from instep.sources.connection import SourceConnection
 
@@ -49,12 +50,16 @@ class PrintShop:
         """Change a document and add the event, in the open transaction."""
         opened.execute("UPDATE print_job SET n = n + 1 WHERE id = ?", (document,))
         version = opened.value("SELECT n FROM print_job WHERE id = ?", (document,))
-        Outbox().add(
-            opened.driver,
-            StatusEvent(
-                document=document, status="PRINTED", version=version, fields={"pad": "x" * size}
-            ),
+        event = StatusEvent(
+            document=document, status="PRINTED", version=version, fields={"pad": "x" * size}
         )
+        try:
+            Outbox().add(opened.driver, event)
+        except Exception as error:  # as the driver raises it
+            ours = connecting.translate(opened.url, error)
+            if ours is None:
+                raise
+            raise ours from error
 
     def work(self, transactions: int, seed: int = 0) -> None:
         """Run transactions of one to three documents; some roll back, some commit late."""
