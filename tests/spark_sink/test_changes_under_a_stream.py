@@ -25,18 +25,12 @@ from tests.support.spark_doors import (
     run_for_each,
     run_format,
 )
-from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows, user_session
+from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows
 
 pytestmark = pytest.mark.own_spark
 
 CHECKED = ORDERS.replace("status VARCHAR(20)", "status VARCHAR(20) CHECK (status <> 'bad')")
 DOORS = ["format", "foreachBatch"]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with user_session() as started:
-        yield started
 
 
 @pytest.fixture

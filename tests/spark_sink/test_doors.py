@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.support.spark_doors import (
     run_for_each,
     run_format,
 )
-from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows, user_session
+from tests.support.spark_sessions import add_rows, forget_last_commit, read_rows
 
 pytestmark = pytest.mark.own_spark
 
@@ -35,12 +35,6 @@ GUIDE = Path(__file__).parents[2] / "docs/guides/write-a-spark-stream.md"
 LIMITS = (Path(__file__).parents[2] / "docs/concepts/limits.md").read_text(encoding="utf-8")
 LAST_ID = 30_000
 LOOSE = "CREATE TABLE loose (order_id INTEGER NOT NULL, status VARCHAR(20), version BIGINT)"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with user_session() as started:
-        yield started
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from instep.local import class_archives
 from instep.pipeline import session
 
 ROOT = Path(__file__).parents[2]
@@ -24,20 +25,28 @@ CONF = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
+    # The JVM lives for seconds: it starts from the class archive, as the pipelines' JVMs do.
+    "spark.driver.extraJavaOptions": " ".join(
+        ["-XX:+UseSerialGC", *class_archives.SPARK.jvm_flags()]
+    ),
     "spark.log.level": "OFF",
 }
 
 
 @contextmanager
 def user_session(conf: Mapping[str, str] | None = None, master: str = "local[2]") -> Iterator[Any]:
-    """Start Spark in its own JVM, whose workers find this checkout as an installed package."""
+    """Start Spark in its own JVM, whose workers find this checkout as an installed package.
+
+    A later session ends this one.
+    """
     if SparkContext._active_spark_context is not None:
         SparkContext._active_spark_context.stop()
     session._end_jvm()
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    try:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with (
+        _environment("PYTHONPATH", path),
+        _environment("PYSPARK_PYTHON", sys.executable),
+    ):
         builder = SparkSession.builder.master(master).appName("sink")
         for name, value in {**CONF, **(conf or {})}.items():
             builder = builder.config(name, value)
@@ -45,14 +54,23 @@ def user_session(conf: Mapping[str, str] | None = None, master: str = "local[2]"
         try:
             yield spark
         finally:
-            spark.stop()
-            session._end_jvm()
+            if SparkContext._active_spark_context is spark.sparkContext:
+                spark.stop()
+                session._end_jvm()
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable in the block, and what it was before afterwards."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
     finally:
-        del os.environ["PYSPARK_PYTHON"]
         if before is None:
-            del os.environ["PYTHONPATH"]
+            del os.environ[name]
         else:
-            os.environ["PYTHONPATH"] = before
+            os.environ[name] = before
 
 
 def add_rows(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
