@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COLLECTED := $(VENV)/.collected
 
 help: ## print these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,7 +17,10 @@ demo: $(READY) ## polling compared with events in a terminal: local broker, Spar
 demo-console: $(READY) ## a pipeline with events that keep flowing, shown in a web console
 	@$(BIN)/instep demo --console
 
-test: $(READY) ## the whole test suite, against real servers
+# Some systems forbid Python to keep what it has compiled: each of the tests' processes would compile again.
+test quick versions campaign $(COLLECTED): export PYTHONDONTWRITEBYTECODE :=
+
+test: $(READY) $(COLLECTED) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations=10 --durations-min=5 -m "not long"
 
@@ -67,6 +71,11 @@ lock: ## update requirements.lock (needs uv)
 clean: ## remove the environment and everything built (fetched servers stay in the user's cache)
 	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Compile the tests once: otherwise each of four workers does it, at the same time.
+$(COLLECTED): $(READY) $(shell find tests -name '*.py')
+	@for part in '[a-k]*' '[l-z]*'; do $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider tests/$$part >/dev/null & done; wait
+	@touch $@
 
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "instep needs Python 3.11 or newer: install python3, or set PYTHON" >&2; exit 1; }
