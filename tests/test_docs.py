@@ -180,15 +180,8 @@ def test_python_examples_run(
         if declaring == f"{page} 0":
             (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
     program = text.replace("localhost:9092", print_status.bootstrap)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap}
+    done = commands.run([], cwd=tmp_path, env=environment, program=program)
     assert done.returncode == 0, done.stderr
 
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
@@ -196,4 +197,6 @@ if __name__ == "__main__":
     if program is None:
         runpy.run_module("instep", run_name="__main__", alter_sys=True)
     else:
-        exec(program)
+        # a new module: the program must not find names that it does not import
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(program, sys.modules["__main__"].__dict__)
