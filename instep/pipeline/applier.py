@@ -171,8 +171,11 @@ def is_full(records: Sized, size: int) -> bool:
 
 @functools.cache
 def task_cluster(kafka: settings.Kafka, bootstrap: str) -> Cluster:
-    """Return the clients of this process; a worker process keeps them for its next tasks."""
-    return Cluster(kafka, bootstrap, BROKER_PATIENCE_S)
+    """Return the clients of this process; a worker process keeps them for its next tasks.
+
+    One reader is kept too: a new one costs more than reading a small batch.
+    """
+    return Cluster(kafka, bootstrap, BROKER_PATIENCE_S, idle_max=1)
 
 
 def cluster_of(plan: TaskPlan) -> Cluster:

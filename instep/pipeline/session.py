@@ -48,7 +48,7 @@ SOCKET_NAME_BYTES = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 LOCKLESS_S_MAX = 24 * 3600
 # What the daemon of the Python workers loads before it forks them (see daemon.py).
 RESIDENT = "instep.pipeline.resident.pipeline_share"
-QUERIES = "instep.pipeline.micro_batch.task"
+QUERIES = "instep.pipeline.transformed.worker"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
