@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -34,9 +35,15 @@ from instep.kafka.position_topic import PositionPlace
 
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_S = 1.0  # of one attempt, so short that a stop is noticed
+# Of the first attempts to fence. A client that has no connection yet looks again after half a
+# second, unless it is asked again.
+START_ATTEMPTS_S = (0.03, 0.05, 0.1, 0.2)
 RECORD_BYTES_LEAST = 1_000  # the client accepts no lower limit
 BATCH_BYTES = 256  # of a batch besides its records; the topic's limit includes them
 ABORT_TIMEOUT_S = 3.0
+# The client's answers are taken while records are added. Otherwise the commit takes all of them,
+# each with Python's lock (the GIL), for which the thread that reads the next rows competes.
+TAKEN_EVERY = 500  # records
 
 Headers = list[tuple[str, str | bytes | None]]  # as the client takes them, without a copy
 
@@ -91,8 +98,9 @@ class RecordWriter:
         )
         self._error_log = faults.ErrorLog()
         self._failed: KafkaError | None = None
-        self._is_begun = False
-        self._commits = 0
+        self._begun: list[Producer] = []  # those with an open transaction
+        self._position: bytes | None = None  # that is already part of the open transaction
+        self._added = self._commits = 0
         config: dict[str, Any] = {
             **connection.client_config(cluster.kafka, cluster.bootstrap),
             "acks": "all",
@@ -129,15 +137,25 @@ class RecordWriter:
 
     def start(self) -> None:
         """Fence older writers of this position, and end their open transactions."""
-        if self._is_transactional:
-            for producer in self._producers:
-                self._retry(producer.init_transactions)
+        if not self._is_transactional:
+            return
+        for producer in self._producers:
+            attempts_s = iter(START_ATTEMPTS_S)
+            self._retry(partial(_init_transactions, producer, attempts_s))
 
-    def begin(self) -> None:
-        """Begin a transaction."""
-        if self._is_transactional:
-            self._call(self._producer.begin_transaction)
-            self._is_begun = True
+    def begin(self, position: bytes | None = None) -> None:
+        """Begin a transaction.
+
+        A position that is known before its records is on its way with them, so that the commit
+        does not wait for it. `commit` adds another one if the position has become another.
+        """
+        if not self._is_transactional:
+            return
+        self._call(self._producer.begin_transaction)
+        self._begun.append(self._producer)
+        self._position = position
+        if position is not None:
+            self._add_position(position)
 
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, topic: str | None = None
@@ -146,6 +164,9 @@ class RecordWriter:
 
         Raise RecordRefused if the topic does not accept its size.
         """
+        self._added += 1
+        if self._added % TAKEN_EVERY == 0:
+            self._wait(lambda: self._producer.poll(0))
         while True:
             try:
                 self._producer.produce(topic or self._topic, value, key, headers=headers)
@@ -164,10 +185,11 @@ class RecordWriter:
         `confirm` raises if that must not happen. It is called while the records are on their way.
         """
         if self._is_transactional:
-            self._add_position(position)
+            if position != self._position:
+                self._add_position(position)
             confirm()
             self._retry(self._producer.commit_transaction)
-            self._is_begun = False
+            self._begun.clear()
         else:
             self.settle()
             confirm()
@@ -184,22 +206,21 @@ class RecordWriter:
         """
         if not self._is_transactional:
             return
-        for producer in self._producers[: self._commits]:
-            self._producer = producer
-            self.begin()
-            self._add_position(b"")
+        used = self._producers[: self._commits]
+        for self._producer in used:
+            self.begin(b"")
+        for self._producer in used:
             self.settle()
-            self.abort()
+        self.abort()
 
     def abort(self) -> None:
-        """Give up the records of the open transaction, if there is one."""
-        if not self._is_begun:
-            return
-        try:
-            self._producer.abort_transaction(ABORT_TIMEOUT_S)
-        except KafkaException as failure:
-            raise self._ended(failure) from failure
-        self._is_begun = False
+        """Give up the records of open transactions, if there are any."""
+        while self._begun:
+            try:
+                self._begun[-1].abort_transaction(ABORT_TIMEOUT_S)
+            except KafkaException as failure:
+                raise self._ended(failure) from failure
+            self._begun.pop()
 
     def close(self) -> None:
         """Abort what is not committed, because an open transaction holds up the topic's readers.
@@ -276,6 +297,11 @@ class RecordWriter:
 
     def _translated(self, error: KafkaError) -> errors.InstepError:
         return faults.translate(error, self._operation, self._error_log)
+
+
+def _init_transactions(producer: Producer, attempts_s: Iterator[float], timeout_s: float) -> None:
+    """Call `init_transactions` with the time of the next attempt, or else with `timeout_s`."""
+    producer.init_transactions(next(attempts_s, timeout_s))
 
 
 class _Silence:

@@ -142,6 +142,7 @@ class RelaySession:
         self._keeper, self._stop, self._say = keeper, stop, say
         self.progress = progress
         self._position: RelayPosition
+        self._following: RelayPosition  # the position behind the batch that is being published
 
     def run(self, lease: Lease, *, once: bool) -> None:
         """Publish until asked to stop; with `once`, until the outbox is empty."""
@@ -284,6 +285,7 @@ class RelaySession:
             durable = pool.submit(reader.wait_durable, batch)
             if self._relay.guarantee == "at-least-once":
                 durable.result()  # nothing takes a record back once it is handed over
+            self._following = self._behind(batch)
             published = self._add(batch, reader, pool)
             # Rows that are read now wait for this commit, and rows that come meanwhile for the
             # next one: worth it only if there are many.
@@ -291,7 +293,7 @@ class RelaySession:
             try:
                 if cleaning is not None:
                     cleaning.result()  # the batch before this one must be deleted by now
-                self._commit(batch, published, durable)
+                self._commit(published, durable)
             except BaseException:
                 if following is not None:
                     following.cancel()
@@ -324,7 +326,7 @@ class RelaySession:
 
     def _add(self, batch: Batch, reader: OutboxReader, pool: ThreadPoolExecutor) -> int:
         """Add the rows to a new transaction; return how many were not refused."""
-        self._writer.begin()
+        self._writer.begin(positions.encode(self._following))
         add, build_value, build_headers = (
             self._writer.add,
             self._builder.value,
@@ -353,13 +355,19 @@ class RelaySession:
         self.progress.dead += 1
         self._say(f"{self._name}: {what}; kept in instep_outbox_dead")
 
-    def _commit(self, batch: Batch, published: int, durable: Future[None]) -> None:
-        following = msgspec.structs.replace(
+    def _behind(self, batch: Batch) -> RelayPosition:
+        """Return the position behind a batch of which no row is refused."""
+        return msgspec.structs.replace(
             self._position,
             sequence=self._position.sequence + 1,
-            rows=self._position.rows + published,
+            rows=self._position.rows + len(batch.rows),
             beat=self._keeper.beat,
             reader=batch.position,
+        )
+
+    def _commit(self, published: int, durable: Future[None]) -> None:
+        following = msgspec.structs.replace(
+            self._following, rows=self._position.rows + published, beat=self._keeper.beat
         )
         if self.progress.transactions < self._writer.clients:
             # Only now does this client know the partitions. They are confirmed below.

@@ -445,6 +445,28 @@ def _publish(writer: RecordWriter, document: str, version: int) -> None:
     writer.commit(b"%d" % version)
 
 
+def test_the_last_position_of_a_committed_transaction_counts(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Add a position before the records, as a session does, and another one with the commit."""
+    shop = open_shop("sqlite")
+    place, writer = position_topic.of_relay(shop.name), _writer(shop, cluster)
+    writer.start()
+    writer.begin(b"1")
+    writer.commit(b"1")
+    assert position_topic.read(cluster, place) == b"1"
+    writer.begin(b"2")
+    writer.add(b"job-1", b"{}", [])
+    writer.commit(b"2, without a row that was refused")
+    writer.complete()
+    assert position_topic.read(cluster, place) == b"2, without a row that was refused"
+    writer.begin(b"3")
+    writer.settle()
+    writer.abort()
+    assert position_topic.read(cluster, place) == b"2, without a row that was refused"
+    writer.close()
+
+
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_process_that_ignores_the_lease_is_fenced(
     commits: int, open_shop: Callable[..., PrintShop], cluster: Cluster
