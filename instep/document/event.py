@@ -79,7 +79,7 @@ def headers(source: str, kind: str, at: datetime | None, event_id: bytes) -> Hea
     elif at.tzinfo is not UTC:
         at = utc(at)
     # As `isoformat` writes it, which takes ten times as long: without the quotes and the Z.
-    time = b"%b+00:00" % ENCODER.encode(at)[1:-2]
+    time = ENCODER.encode(at)[1:-2] + b"+00:00"
     return [
         SPECIFICATION,
         ("ce_id", event_id),

@@ -45,7 +45,7 @@ def from_bytes(
     key: bytes, value: bytes | None, headers: Headers | None, source: str
 ) -> OutgoingRecord:
     """Return a record of encoded bytes; without headers it gets ours."""
-    if not isinstance(key, bytes) or not isinstance(value, bytes | None):
+    if not isinstance(key, bytes) or not (value is None or isinstance(value, bytes)):
         raise errors.SettingsError("a record's key and value must be bytes", "encode them in UTF-8")
     try:
         document = key.decode("utf-8")
