@@ -161,8 +161,7 @@ def test_a_lost_position_is_noticed_behind_many_records_of_others(
 ) -> None:
     name, stream = _published_once(cluster, copy)
     _delete_positions(cluster, name)
-    for partition in range(2):
-        send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=partition)
+    _publish_others(cluster, stream)
     with pytest.raises(errors.PositionMissing, match="has published records of partition 0, 1, 2"):
         _ended(copy(name, stream, once=True))
 
@@ -184,8 +183,7 @@ def test_a_reset_of_one_partition_decides_nothing_about_the_others(
 ) -> None:
     name, stream = _published_once(cluster, copy)
     _delete_positions(cluster, name)
-    for partition in range(2):
-        send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=partition)
+    _publish_others(cluster, stream)
     _reset(cluster, name, stream, "end", [0])
     with pytest.raises(errors.PositionMissing, match="of partition 1, 2 before"):
         _ended(copy(name, stream, once=True))
@@ -211,6 +209,12 @@ def test_a_stream_that_is_new_begins_beside_records_of_others(cluster: Cluster, 
     send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=0)
     _ended(copy(name, stream, once=True))
     assert len(log(cluster, stream.target)) == 620
+
+
+def _publish_others(cluster: Cluster, stream: Any) -> None:
+    """Publish many records of another program behind those of the stream."""
+    for partition in range(2):
+        send(cluster, stream.target, *((b"other", None) for _ in range(600)), partition=partition)
 
 
 def _delete_positions(cluster: Cluster, name: str) -> None:
