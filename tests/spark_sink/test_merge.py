@@ -14,15 +14,9 @@ from instep.sinks.batches import Batches
 from instep.spark_sink import definition
 from instep.spark_sink.decision import BatchStep, IncomingBatch
 from instep.spark_sink.merge import TaskMessage
-from tests.support.databases import run_sql
+from tests.support.databases import KINDS, run_sql
 from tests.support.spark_sinks import SinkQuery
 
-KINDS = [
-    "sqlite",
-    "postgres",
-    pytest.param("mariadb", marks=pytest.mark.long),
-    pytest.param("mysql", marks=pytest.mark.long),
-]
 ORDERS = (
     "CREATE TABLE orders (order_id INTEGER PRIMARY KEY, status VARCHAR(20) NOT NULL,"
     " version BIGINT, CHECK (status <> 'bad'))"

@@ -25,15 +25,9 @@ from instep.sinks.target_table import StagedColumns
 from instep.spark_sink import definition, typed_rows
 from instep.spark_sink.definition import SinkTable
 from instep.spark_sink.merge import Merge
-from tests.support.databases import run_sql
+from tests.support.databases import KINDS, run_sql
 from tests.support.spark_sinks import SinkQuery
 
-KINDS = [
-    "sqlite",
-    "postgres",
-    pytest.param("mariadb", marks=pytest.mark.long),
-    pytest.param("mysql", marks=pytest.mark.long),
-]
 COLUMNS = (
     "day DATE, price NUMERIC(12, 3), ratio DOUBLE PRECISION, version BIGINT, at TIMESTAMP(6), note"
     " VARCHAR(30)"

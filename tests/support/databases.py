@@ -22,6 +22,14 @@ BASE: dict[str, Any] = {
     "columns": {"print_status": "status", "print_version": "version", "printed_at": "updated_at"},
 }
 
+# Databases for tests with the same statements on each: two in short runs, all in long runs.
+KINDS = [
+    "sqlite",
+    "postgres",
+    pytest.param("mariadb", marks=pytest.mark.long),
+    pytest.param("mysql", marks=pytest.mark.long),
+]
+
 ENGINES: dict[str, sa.Engine] = {}  # of the servers used last
 ENGINES_MAX = 4
 
