@@ -32,6 +32,13 @@ ROW = 20
 PAUSE_S = 0.002
 
 
+def prepared(url: str, cluster: Cluster) -> tuple[str, settings.Relay]:
+    """Return a relay that publishes versions, with its outbox."""
+    name, relay = declare(url, cluster, version="version")
+    tables.prepare(relay, name)
+    return name, relay
+
+
 def records(cluster: Cluster, topic: str) -> dict[str, list[dict[str, Any] | None]]:
     """Return the values of each document, in the order of the log."""
     ends = offsets.latest(cluster, topic, range(3))
@@ -45,8 +52,7 @@ def records(cluster: Cluster, topic: str) -> dict[str, list[dict[str, Any] | Non
 def test_changes_of_a_table_are_published_with_increasing_versions(
     database_url: str, cluster: Cluster
 ) -> None:
-    name, relay = declare(database_url, cluster, version="version")
-    tables.prepare(relay, name)
+    name, relay = prepared(database_url, cluster)
     run_sql(
         database_url,
         "CREATE TABLE job (tenant varchar(5), no integer, status varchar(20), pages integer,"
@@ -106,8 +112,7 @@ def test_truncate_is_recorded_as_deletes(
     new_database: Callable[[str], str], cluster: Cluster
 ) -> None:
     url = new_database("postgres")
-    name, relay = declare(url, cluster, version="version")
-    tables.prepare(relay, name)
+    name, relay = prepared(url, cluster)
     run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, status text)")
     triggers.create(relay, triggers.plan(relay, "job", []))
     run_sql(url, "INSERT INTO job VALUES (1, 'NEW'), (2, 'NEW')", "TRUNCATE job")
@@ -122,8 +127,7 @@ def test_columns_without_equality_are_compared(
     new_database: Callable[[str], str], cluster: Cluster
 ) -> None:
     url = new_database("postgres")
-    name, relay = declare(url, cluster, version="version")
-    tables.prepare(relay, name)
+    name, relay = prepared(url, cluster)
     run_sql(
         url,
         "CREATE TABLE job (id integer PRIMARY KEY, data json, place point, n integer)",
@@ -154,8 +158,7 @@ def test_changes_that_a_collation_ignores_are_recorded(
     """Change the case of a value, then that of the document's id."""
     url = new_database(kind)
     type_, _ = EXACT[kind]
-    name, relay = declare(url, cluster, version="version")
-    tables.prepare(relay, name)
+    name, relay = prepared(url, cluster)
     if kind == "postgres":
         run_sql(url, "CREATE EXTENSION citext")
     key = "PRIMARY KEY (id)"
@@ -183,8 +186,7 @@ def test_bytes_are_recorded_as_hexadecimal_text(
     """Use them in the key, too: the database would refuse them as text, or replace them."""
     url = new_database(kind)
     _, value = EXACT[kind]
-    name, relay = declare(url, cluster, version="version")
-    tables.prepare(relay, name)
+    name, relay = prepared(url, cluster)
     type_ = "bytea" if kind == "postgres" else "varbinary(9)"
     run_sql(url, f"CREATE TABLE job (id {type_} NOT NULL PRIMARY KEY, content {type_})")
     triggers.create(relay, triggers.plan(relay, "job", []))
@@ -198,8 +200,7 @@ def test_bytes_are_recorded_as_hexadecimal_text(
 
 
 def test_no_change_is_lost_while_triggers_are_replaced(database_url: str, cluster: Cluster) -> None:
-    name, relay = declare(database_url, cluster, version="version")
-    tables.prepare(relay, name)
+    _, relay = prepared(database_url, cluster)
     run_sql(
         database_url,
         "CREATE TABLE job (id integer PRIMARY KEY, n integer)",
