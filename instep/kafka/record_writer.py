@@ -153,9 +153,12 @@ class RecordWriter:
             return
         self._call(self._producer.begin_transaction)
         self._begun.append(self._producer)
-        self._position = position
-        if position is not None:
+        self._position = None
+        # In its first transaction a client learns the partitions of one topic after the other, and
+        # that of the records would have to wait.
+        if position is not None and self._commits >= self.clients:
             self._add_position(position)
+            self._position = position
 
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, topic: str | None = None
@@ -208,7 +211,8 @@ class RecordWriter:
             return
         used = self._producers[: self._commits]
         for self._producer in used:
-            self.begin(b"")
+            self.begin()
+            self._add_position(b"")
         for self._producer in used:
             self.settle()
         self.abort()
