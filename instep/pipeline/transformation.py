@@ -402,21 +402,25 @@ class _Rebuilding:
 
         Raises SettingsError if a step is not allowed.
         """
-        plan, reads = self._carry(self._result)
+        plan, reads = self._carry(self._result, ())
         if reads is not _Reads.RECORDS:
             raise _refused(self._place, f"it does not read {VIEW}", f"read the rows from `{VIEW}`")
         self._refuse_indeterminate(plan)
         output = [*self._carried, *_items(self._result.output())]
         return self._project(output, plan), self._reads_headers
 
-    def _carry(self, node: Any) -> tuple[Any, _Reads]:
-        """Return a step with the carried columns in its output, and what it reads."""
+    def _carry(self, node: Any, later: Sequence[Any]) -> tuple[Any, _Reads]:
+        """Return a step with the carried columns in its output, and what it reads.
+
+        `later` are the conditions of the steps that follow it.
+        """
         if self._source_ids <= _ids(node):
             return node, _Reads.RECORDS
         if any(one.name().startswith(PREFIX) for one in _items(node.output())):
             return node, _Reads.AGAIN
         name = node.getClass().getSimpleName()
-        steps = [self._carry(child) for child in _items(node.children())]
+        conditions = [*_conjuncts(node.condition()), *later] if name == "Filter" else later
+        steps = [self._carry(child, conditions) for child in _items(node.children())]
         reads = [one for _, one in steps if one is not _Reads.NOTHING]
         if not reads:
             return node, _Reads.NOTHING
@@ -432,12 +436,12 @@ class _Rebuilding:
         [(child, _)] = steps
         if name == "Project":
             if self._parses_once and self._parsed_ids(node):
-                return self._parsed_once(node, child), reads[0]
+                return self._parsed_once(node, child, later), reads[0]
             return self._carrying(node, child), reads[0]
         return node.withNewChildren(self._seq([child])), reads[0]
 
     def _uses_parsed(self) -> bool:
-        """Return whether a step needs columns that an earlier one parses from JSON to drop rows.
+        """Return whether a later step drops rows by a column that was parsed from JSON.
 
         Spark takes `from_json` for cheap: it would move the condition below that earlier step, and
         parse each record twice. It moves nothing below the step `ReturnAnswer`, which does nothing.
@@ -461,28 +465,32 @@ class _Rebuilding:
             if one.containsPattern(self._json_pattern) or not _references(one).isdisjoint(before)
         }
 
-    def _parsed_once(self, project: Any, child: Any) -> Any:
+    def _parsed_once(self, project: Any, child: Any, later: Sequence[Any]) -> Any:
         """Return a step that parses JSON, and below which Spark moves no condition.
 
-        Conditions on the records themselves are moved here: a record that they drop must not fail
-        because it cannot be parsed.
+        Those of the later conditions that need only columns of the records are tested here too: a
+        record that they drop must not fail because it cannot be parsed. Each row comes from one
+        record, so they may be tested before any step. A condition with a UDF or a subquery is not
+        tested here, and Spark cannot move it below this step any more either: all records are
+        parsed before it, and one that cannot be parsed fails, also if the condition would drop it.
         """
         plans = self._jvm.org.apache.spark.sql.catalyst.plans.logical
-        for condition in self._conditions_on_records():
-            child = plans.Filter(condition, child)
+        for condition in later:
+            used = _references(condition)
+            if used and used <= self._visible_ids and not self._is_costly(condition):
+                child = plans.Filter(self._unless_false(condition), child)
         return plans.ReturnAnswer(self._carrying(project, child))
 
-    def _conditions_on_records(self) -> Iterator[Any]:
-        """Yield the conditions of the statement that need nothing but columns of the records.
+    def _unless_false(self, condition: Any) -> Any:
+        """Return a condition that drops what the given one drops, and nothing that it fails on.
 
-        They may be tested before any other step, since each row comes from one record.
+        What fails here may be dropped by another condition that the statement tests first.
         """
-        for node in _bottom_up(self._result):
-            if node.getClass().getSimpleName() == "Filter":
-                for condition in _conjuncts(node.condition()):
-                    used = _references(condition)
-                    if used and used <= self._visible_ids and not self._is_costly(condition):
-                        yield condition
+        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        true, false = expressions.Literal.TrueLiteral(), expressions.Literal.FalseLiteral()
+        # Null drops a row as well; after this, only a failure is null.
+        decided = expressions.Coalesce(self._seq([condition, false]))
+        return expressions.Coalesce(self._seq([expressions.TryEval(decided), true]))
 
     def _is_costly(self, condition: Any) -> bool:
         """Return whether a condition should not be tested twice, or could have two outcomes."""

@@ -28,6 +28,11 @@ number = 3
 def copied(records):
     return records.where("offset < 3").select(F.col("key").alias("doc_no"))
 
+def aliased(records):
+    kept = records.alias("r").where("r.key <> 'C'").select("r.key", "r.value").alias("k")
+    parsed = kept.select("k.key", F.from_json("k.value", "n INT").alias("d")).alias("p")
+    return parsed.where("p.d.n > 1 AND p.key < 'C'").select("p.d.n")
+
 def shouted(records):
     shout = F.udf(lambda text: text.upper() + "!", "string")
     return records.where("offset < 3").select(shout("value").alias("loud"))
@@ -165,9 +170,55 @@ def test_each_record_is_parsed_once(
 
 
 @pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        (
+            "WITH kept AS (SELECT value FROM records WHERE key <> 'C'),"
+            " parsed AS (SELECT from_json(value, 'n INT') AS d FROM kept)"
+            " SELECT d.n FROM parsed WHERE d.n > 1",
+            [2],
+        ),
+    ],
+)
+def test_a_condition_may_use_a_column_that_is_projected_away(
+    records: DataFrame, sql: str, expected: list[int]
+) -> None:
+    frame = transformed(records, sql=sql).frame
+    assert [row.n for row in frame.collect()] == expected
+
+
+def test_a_function_may_name_its_steps(records: DataFrame, module: str) -> None:
+    frame = transformed(records, python=f"{module}:aliased").frame
+    assert [row.n for row in frame.collect()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("d.n > 5 AND CAST(key AS BIGINT) > 5", []),
+        ("d.n > 5 AND CAST(key AS BIGINT) > 5 AND headers['h'] = '2'", []),
+        ("offset = 2 AND (d.n = 1 AND CAST(key AS BIGINT) > 5 OR d.n = 2)", [2]),
+    ],
+)
+def test_a_condition_fails_only_for_a_record_that_reaches_it(
+    records: DataFrame, condition: str, expected: list[int]
+) -> None:
+    sql = f"SELECT d.n FROM {PARSED} WHERE {condition}"
+    frame = transformed(records.where("offset < 3"), sql=sql).frame
+    assert [row.n for row in frame.collect()] == expected
+
+
+def test_a_condition_that_fails_for_a_record_that_reaches_it_fails(records: DataFrame) -> None:
+    sql = f"SELECT d.n FROM {PARSED} WHERE d.n > 1 AND CAST(key AS BIGINT) > 5"
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        transformed(records.where("offset < 3"), sql=sql).frame.collect()
+
+
+@pytest.mark.parametrize(
     "condition",
     [
         "offset < 7 AND d.n > 0",
+        "d.n > 0 AND timestamp < '2000-01-01'",  # of the third record it is null
         "d.n > 0 AND key <> 'C'",
         "d.n IS NOT NULL AND (offset < 2 OR key = 'B')",
         "d.n > 0 AND (d.n < 0 OR offset >= 0) AND partition = 0",
@@ -179,6 +230,16 @@ def test_a_record_that_the_statement_leaves_out_is_not_parsed(
     """The third record is no text in UTF-8."""
     sql = f"SELECT key, d.n, topic FROM {PARSED} WHERE {condition}"
     frame = transformed(records, sql=sql).frame
+    assert [row.n for row in frame.collect()] == [1, 2]
+
+
+def test_a_condition_with_a_subquery_is_tested_after_the_record_is_parsed(
+    records: DataFrame,
+) -> None:
+    sql = f"SELECT key, d.n FROM {PARSED} WHERE d.n > 0 AND offset IN (SELECT n FROM names)"
+    with pytest.raises(Exception, match="INVALID_UTF8_STRING"):
+        transformed(records, sql=sql).frame.collect()
+    frame = transformed(records.where("offset < 3"), sql=sql).frame
     assert [row.n for row in frame.collect()] == [1, 2]
 
 
