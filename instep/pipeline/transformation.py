@@ -46,6 +46,7 @@ CARRIED_SCHEMA = (
     "partition int, offset long, timestamp_ms long, key binary, value binary,"
     " headers array<struct<key string, value binary>>"
 )
+CARRIED_NAMES = tuple(PREFIX + name for name in CARRIED)
 VIEW = "records"
 # What a transformation sees of a record. A column is computed only if it is used; what it cannot
 # be computed from, such as text that is not UTF-8, is then an error of that record.
@@ -171,12 +172,10 @@ class Transformation:
         with self._explained():
             result = self._call(visible)
             fields = self._fields(result)
-            plan, reads_headers = _Rebuilding(self.place, source, visible, result).plan()
-            carried = tuple(PREFIX + name for name in CARRIED)
+            rebuilding = _Rebuilding(self.place, source, visible, result)
+            plan, reads_headers = rebuilding.plan()
             frame = _frame(records.sparkSession, plan)
-            leaves = _items(records._jdf.queryExecution().analyzed().collectLeaves())
-            ids = frozenset().union(*map(_ids, leaves))
-            return Transformed(frame, carried, fields, reads_headers, ids)
+            return Transformed(frame, CARRIED_NAMES, fields, reads_headers, rebuilding.leaf_ids)
 
     def _call(self, visible: DataFrame) -> DataFrame:
         if self._sql is not None:
@@ -342,6 +341,11 @@ def _ids(plan: Any) -> set[str]:
     return {attribute.exprId().toString() for attribute in _items(plan.output())}
 
 
+def _names(plan: Any) -> tuple[str, ...]:
+    """Return the names of the columns that a step yields."""
+    return tuple(attribute.name() for attribute in _items(plan.output()))
+
+
 def _references(part: Any) -> set[str]:
     """Return Spark's identities of the columns that a step or an expression uses."""
     return {one.exprId().toString() for one in _items(part.references().toSeq())}
@@ -384,18 +388,32 @@ class _Rebuilding:
         self._place, self._spark = place, source.sparkSession
         jvm: Any = source.sparkSession._jvm
         self._jvm = jvm
-        self._json_pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.JSON_TO_STRUCT()
-        analysed = source._jdf.queryExecution().analyzed()
-        self._carried = _items(analysed.output())
-        self._source_ids = _ids(analysed)
-        seen = visible._jdf.queryExecution().analyzed()
-        self._visible_ids = _ids(seen)
-        self._headers_id = _items(seen.output())[-1].exprId().toString()
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        self._json_pattern = patterns.JSON_TO_STRUCT()
         self._reads_headers = False
         # CTEs are written out where they are used, so that the plan is a tree.
         inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False)
         self._result = inline.apply(result._jdf.queryExecution().analyzed())
+        seen, read = (one._jdf.queryExecution().analyzed() for one in (visible, source))
+        if result._jdf.queryExecution().analyzed().containsPattern(patterns.CTE()):
+            seen, read = self._copied(seen, read)
+        self._carried, self._source_ids = _items(read.output()), _ids(read)
+        self._visible_ids = _ids(seen)
+        self._headers_id = _items(seen.output())[-1].exprId().toString()
+        self.leaf_ids = frozenset().union(*map(_ids, _items(read.collectLeaves())))
         self._parses_once = self._uses_parsed()
+
+    def _copied(self, visible: Any, source: Any) -> tuple[Any, Any]:
+        """Return both steps as they are in the result.
+
+        Spark writes out a copy of a CTE, with identities of its own, where another CTE uses it.
+        """
+        copies = []
+        for node in _bottom_up(self._result):
+            children = _items(node.children())
+            if len(children) == 1 and _names(children[0]) == CARRIED_NAMES:
+                copies.append((node, children[0]))
+        return copies[0] if len(copies) == 1 else (visible, source)
 
     def plan(self) -> tuple[Any, bool]:
         """Return the plan, with the carried columns first, and whether it reads headers.

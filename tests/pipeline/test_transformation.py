@@ -178,6 +178,14 @@ def test_each_record_is_parsed_once(
             " SELECT d.n FROM parsed WHERE d.n > 1",
             [2],
         ),
+        (
+            "WITH kept AS (SELECT value, offset AS o FROM records WHERE key <> 'C'),"
+            " first AS (SELECT o, from_json(value, 'n INT, items STRING') AS d FROM kept),"
+            " second AS (SELECT d.n, from_json(d.items, 'ARRAY<STRING>') AS items FROM first"
+            " WHERE d.n > 0 AND o < 7)"
+            " SELECT n FROM second WHERE size(items) > 0",
+            [1],
+        ),
     ],
 )
 def test_a_condition_may_use_a_column_that_is_projected_away(
