@@ -211,9 +211,8 @@ def _fitting(column: TargetColumn, values: Any, *, required: bool) -> Any:
         case kinds.Text():
             fits = pa.types.is_string(found) and _texts_fit(kind, values)
         case kinds.Enumeration():
-            fits = pa.types.is_string(found) and _all(
-                pc.is_in(values, value_set=pa.array(kind.labels, pa.string())), values
-            )
+            labels = {None, *kind.labels}
+            fits = pa.types.is_string(found) and labels.issuperset(pc.unique(values).to_pylist())
         case kinds.Integer():
             fits = pa.types.is_signed_integer(found) and _between(values, kind.low, kind.high)
         case kinds.Boolean():
@@ -288,13 +287,13 @@ def _newest(rows: pa.Table, keys: Sequence[str], order: str | None, *, is_time: 
     if rows.num_rows < 2 or not pc.any(_is_same_key(rows, keys)).as_py():
         return rows
     if order is not None:
-        if not is_time:  # backwards, so that of equal versions the first one comes last
-            rows = rows.take(pa.array(range(rows.num_rows - 1, -1, -1)))
-        rows = rows.take(pc.sort_indices(rows, [*by_key, (order, "ascending")]))
-    is_last = pa.concat_arrays(
-        [pc.invert(_is_same_key(rows, keys)).combine_chunks(), pa.array([True])]
-    )
-    return rows.filter(is_last)
+        direction = "ascending" if is_time else "descending"
+        rows = rows.take(pc.sort_indices(rows, [*by_key, (order, direction)]))
+    is_edge = [pc.invert(_is_same_key(rows, keys)).combine_chunks()]
+    end = pc.is_null(pa.nulls(1))  # [True]
+    # Of equal versions the first row is wanted: the newest ones come first, and not last.
+    comes_first = order is not None and not is_time
+    return rows.filter(pa.concat_arrays([end, *is_edge] if comes_first else [*is_edge, end]))
 
 
 def _is_same_key(rows: pa.Table, keys: Sequence[str]) -> Any:

@@ -171,6 +171,9 @@ def test_null_is_left_to_the_decoder_if_the_column_refuses_it() -> None:
 
     assert fitting(TargetColumn("c", kinds.Text()), values)
     assert not fitting(TargetColumn("c", kinds.Text(), nullable=False), values)
+    label = kinds.Enumeration(labels=("a", "b"))
+    assert fitting(TargetColumn("c", label), pa.array(["b", None]))
+    assert not fitting(TargetColumn("c", label, nullable=False), pa.array(["b", None]))
 
 
 def test_only_columns_that_are_fields_as_they_are_make_plain_rows() -> None:
@@ -203,12 +206,17 @@ def test_a_key_that_is_no_id_is_left_to_the_decoder(url: str) -> None:
 READ_ALONE = """
 import pickle, sys
 import pyarrow as pa
-from instep.spark_sink.typed_rows import TypedReader
+from instep.document import kinds
+from instep.document.mapping import TargetColumn
+from instep.spark_sink import typed_rows
 
 table, target, stream = pickle.load(sys.stdin.buffer)
-found = TypedReader(table, target, None).read(pa.ipc.open_stream(stream).read_all().to_batches())
+rows = pa.ipc.open_stream(stream).read_all()
+label = TargetColumn("note", kinds.Enumeration(labels=("a", "b")))
+assert typed_rows._fitting(label, rows.column("note"), required=False) is not None
+found = typed_rows.TypedReader(table, target, None).read(rows.to_batches())
 assert found is not None
-print(len(found.documents()), any(found.csv(with_order=True)))
+print(len(found.documents()), found.taken, any(found.csv(with_order=True)))
 print("pandas" in sys.modules)
 """
 
@@ -217,7 +225,10 @@ def test_usual_rows_are_read_without_pandas(url: str) -> None:
     """Read them in a process of their own: Spark commits a batch of the format door in one."""
     schema = schema_for(url, "tenant")
     one = SinkQuery(url, SinkTable("typed_version", ("id",), "version"), schema=schema)
-    rows = [{**row, "id": f"doc {number}"} for number, row in enumerate(rows_of(1, seed=3))]
+    rows = [
+        {**row, "id": f"doc {number // 2}", "note": "a"}
+        for number, row in enumerate(rows_of(1, seed=3))
+    ]
     written = io.BytesIO()
     with pa.ipc.new_stream(written, schema) as stream:
         stream.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
@@ -231,4 +242,5 @@ def test_usual_rows_are_read_without_pandas(url: str) -> None:
         check=False,
     )
 
-    assert done.stdout.decode().split() == ["200", "True", "False"], done.stderr.decode()
+    expected = ["100", "200", "True", "False"]
+    assert done.stdout.decode().split() == expected, done.stderr.decode()
