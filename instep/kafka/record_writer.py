@@ -147,7 +147,8 @@ class RecordWriter:
         """Begin a transaction.
 
         A position that is known before its records is on its way with them, so that the commit
-        does not wait for it. `commit` adds another one if the position has become another.
+        does not wait for it. `commit` adds another one if the position has become another. In the
+        first transaction of each client, only `commit` adds it.
         """
         if not self._is_transactional:
             return
@@ -210,21 +211,30 @@ class RecordWriter:
         if not self._is_transactional:
             return
         used = self._producers[: self._commits]
-        for self._producer in used:
+        for producer in used:
+            self._producer = producer
             self.begin()
             self._add_position(b"")
-        for self._producer in used:
+        for producer in used:
+            self._producer = producer
             self.settle()
         self.abort()
 
     def abort(self) -> None:
-        """Give up the records of open transactions, if there are any."""
-        while self._begun:
+        """Give up the records of open transactions, if there are any.
+
+        Try all of them, then raise the first failure.
+        """
+        begun, self._begun = self._begun, []
+        failures = []
+        for producer in reversed(begun):
             try:
-                self._begun[-1].abort_transaction(ABORT_TIMEOUT_S)
+                producer.abort_transaction(ABORT_TIMEOUT_S)
             except KafkaException as failure:
-                raise self._ended(failure) from failure
-            self._begun.pop()
+                failures.append(failure)
+                self._begun.append(producer)  # `close` tries again
+        if failures:
+            raise self._ended(failures[0]) from failures[0]
 
     def close(self) -> None:
         """Abort what is not committed, because an open transaction holds up the topic's readers.

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
 
 from instep import errors, sources
 from instep.kafka import position_topic, record_writer, topics
@@ -46,20 +47,25 @@ def stopped_by(
     """Run a relay that has published; what the block does must stop it with the given error."""
     shop.work(2)
     raised: list[BaseException] = []
+    stop = threading.Event()
 
     def run() -> None:
         try:
-            run_once(shop.name, shop.relay, cluster, once=False)
-        except error as stop:
-            raised.append(stop)
+            run_once(shop.name, shop.relay, cluster, once=False, stop=stop)
+        except error as failure:
+            raised.append(failure)
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: not difference(shop, cluster, shop.relay.topic), "the first rows")
-    yield
-    thread.join(60)
-    assert not thread.is_alive()
-    assert raised
+    try:
+        wait_until(lambda: not difference(shop, cluster, shop.relay.topic), "the first rows")
+        yield
+        thread.join(60)
+        assert not thread.is_alive()
+        assert raised
+    finally:
+        stop.set()
+        thread.join(60)
 
 
 def test_a_source_restored_from_a_backup_stops_the_relay(
@@ -465,6 +471,38 @@ def test_the_last_position_of_a_committed_transaction_counts(
     writer.settle()
     writer.abort()
     assert position_topic.read(cluster, place) == b"2, without a row that was refused"
+    writer.close()
+
+
+def test_an_abort_that_fails_leaves_no_other_transaction_open(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Fence the second of two clients, each of which has an open transaction."""
+    shop = open_shop("sqlite")
+    writer = _writer(shop, cluster)
+    writer.start()
+    begun = []
+    for version in range(2):
+        begun.append(writer._producer)
+        _publish(writer, "job-1", version)
+    for producer in begun:
+        writer._producer = producer
+        writer.begin()
+        writer.add(b"job-2", b'{"version": 1}', [])
+        writer.settle()
+    _, second = position_topic.of_relay(shop.name).transactional_ids
+    heir = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": second})
+    heir.init_transactions(30)
+    with pytest.raises(errors.SessionEnded):
+        writer.abort()
+    send(cluster, shop.relay.topic, (b"job-3", {"version": 1}))
+    # less than the transaction's time-out, after which the broker would abort it
+    patience_s = 20
+    wait_until(
+        lambda: published(cluster, shop.relay.topic) == {"job-1": [0, 1], "job-3": [1]},
+        "the records",
+        patience_s=patience_s,
+    )
     writer.close()
 
 

@@ -31,7 +31,12 @@ def declare(url: str, cluster: Cluster, **changes: Any) -> tuple[str, settings.R
 
 
 def run_once(
-    name: str, relay: settings.Relay, cluster: Cluster, *, once: bool = True
+    name: str,
+    relay: settings.Relay,
+    cluster: Cluster,
+    *,
+    once: bool = True,
+    stop: threading.Event | None = None,
 ) -> tuple[RelayProgress, list[str]]:
     """Publish what the outbox has; return the progress and the messages."""
     said: list[str] = []
@@ -41,7 +46,7 @@ def run_once(
         relay,
         cluster,
         once=once,
-        stop=threading.Event(),
+        stop=stop or threading.Event(),
         say=said.append,
         progress=progress,
     )
