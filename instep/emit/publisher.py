@@ -270,8 +270,8 @@ class Publisher:
         followed = None
         if self._outcomes is not None:
             followed = deliveries.FollowedRecord(self._outcomes, record)
-        receipt = self._counter.begin(on_delivery, followed, size)
         given: Any = headers if isinstance(headers, list) else list(headers)
+        receipt = self._counter.begin(on_delivery, followed, size)
         try:
             # By position: with names, the call would take a third longer.
             self._produce(self.topic, value, key, ANY_PARTITION, receipt, None, NOW, given)
@@ -288,6 +288,9 @@ class Publisher:
         except RuntimeError as failure:
             self._counter.withdraw(receipt)
             raise closed(self.topic) from failure
+        except Exception:  # such as TypeError for a header that is neither text nor bytes
+            self._counter.withdraw(receipt)
+            raise
         return receipt
 
     def _send_when_possible(

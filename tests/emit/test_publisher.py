@@ -281,6 +281,20 @@ def test_a_closed_publisher_sends_nothing(broker: Bootstrap, topic: str) -> None
         publisher.send(event(1))
 
 
+def test_a_record_that_the_client_refuses_is_not_waited_for(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
+    wrong: Any = [("number", 1)]
+    with Publisher(broker.bootstrap, topic, flush_timeout_s=30) as publisher:
+        with pytest.raises(TypeError):
+            publisher.send_raw(b"d-1", b'{"version": 1}', wrong)
+        with pytest.raises(TypeError):
+            publisher.send_raw(b"d-1", b'{"version": 2}', 5)  # type: ignore[arg-type]
+        assert publisher.metrics().open == 0
+        publisher.send(event(3))
+    assert versions(read_all(topic)) == [3]
+
+
 def test_a_missing_topic_is_named_at_once_and_not_created(broker: Bootstrap, topic: str) -> None:
     with pytest.raises(errors.TopicMissing, match=f"did you mean '{topic}'"):
         Publisher(broker.bootstrap, topic[:-1])
