@@ -46,6 +46,11 @@ def collected(batches: Iterable[Sequence[dict[str, Any]]], *, taken: bool = Fals
     return [*results, *found.take_rest(0)]
 
 
+def test_every_row_without_headers_has_none() -> None:
+    column = pa.nulls(3, arrow_records.HEADERS_TYPE)
+    assert collector.headers_of(column) == [(), (), ()]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30),
     st.lists(st.integers(0, 30), max_size=4),

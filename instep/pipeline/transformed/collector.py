@@ -41,10 +41,10 @@ class ResultNumbers:
         return self._last[partition][0]
 
 
-def headers_of(column: pa.Array | pa.ChunkedArray) -> Iterable[Headers]:
-    """Return the headers of each row, as many as wanted if no row has any."""
+def headers_of(column: pa.Array | pa.ChunkedArray) -> list[Headers]:
+    """Return the headers of each row."""
     if not len(pc.list_flatten(column)):
-        return itertools.repeat(())
+        return [()] * len(column)
     return [tuple((one["key"], one["value"]) for one in row or ()) for row in column.to_pylist()]
 
 
