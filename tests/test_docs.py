@@ -185,6 +185,12 @@ def test_python_examples_run(
     assert done.returncode == 0, done.stderr
 
 
+def test_an_example_is_compiled_without_the_test_helpers_future_imports(tmp_path: Path) -> None:
+    program = "def double(number: int): ...\nassert double.__annotations__ == {'number': int}"
+    done = commands.run([], cwd=tmp_path, env=os.environ, program=program)
+    assert done.returncode == 0, done.stderr
+
+
 def run_in_shell(
     line: str, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:

@@ -197,6 +197,8 @@ if __name__ == "__main__":
     if program is None:
         runpy.run_module("instep", run_name="__main__", alter_sys=True)
     else:
-        # a new module: the program must not find names that it does not import
+        # A new module: the program must not find names that it does not import. It does find
+        # submodules that it does not import, as attributes of packages that it does.
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(program, sys.modules["__main__"].__dict__)
+        code = compile(program, "<string>", "exec", dont_inherit=True)
+        exec(code, sys.modules["__main__"].__dict__)
