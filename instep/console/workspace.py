@@ -108,8 +108,9 @@ class Workspace:
     def session(self, name: str, actor: str, *, writes: bool) -> Iterator[MaintenanceSession]:
         """Open a session in which a person reads or changes what concerns one pipeline.
 
-        Looking at the tables takes longer than most pages, so who only reads uses what was found
-        up to INSPECTED_S ago; after an error, the tables are looked at again.
+        Inspecting the tables takes longer than most pages. A session that only reads therefore
+        uses an inspection that is up to INSPECTED_S old. After an error, the next session inspects
+        the tables again.
         """
         declared, key = settings.pipeline(self.declared, name), ("inspected", name)
         inspected = None

@@ -45,7 +45,7 @@ def columns(
 ) -> Iterator[RecordColumns]:
     """Yield the committed records of ranges in chunks.
 
-    Stop, and say so, when the values have `bytes_max`, if that is not 0.
+    Stop, and say so, when the values add up to `bytes_max` bytes, if that is not 0.
     """
     chunk: list[Message] = []
     size = total = 0
