@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from instep import errors
 from instep_lab import marked
 
 BEGIN, END = "<!-- chooser: begin -->", "<!-- chooser: end -->"
+# Options of kafka-topics.sh when it creates a topic; all others are settings.
+PARTITIONS, REPLICAS = "--partitions", "--replication-factor"
 DAY_MS = 24 * 60 * 60 * 1000
 DAY_MINUTES = 24 * 60
 
@@ -111,7 +113,11 @@ QUESTIONS = (
         "Which client?",
         {
             ClientKind.JAVA: "Kafka's Java client",
-            ClientKind.LIBRDKAFKA: "the C library below the clients of Python, Go, .NET and others",
+            ClientKind.LIBRDKAFKA: (
+                "the C library below confluent-kafka for Python, Go, .NET and JavaScript. Not"
+                " kafka-python, aiokafka, Sarama, franz-go, kafka-go or kafkajs: they have defaults"
+                " of their own"
+            ),
         },
     ),
 )
@@ -139,6 +145,15 @@ class ChooserAnswers:
     @property
     def exactly_once(self) -> bool:
         return self.loss is LossAllowed.NO and self.repeats is RepeatsAllowed.NO
+
+    @property
+    def commits_what_was_polled(self) -> bool:
+        """Whether commits are automatic and cover all that was polled, done or not."""
+        return (
+            self.loss is LossAllowed.SOME
+            and self.repeats is RepeatsAllowed.YES
+            and self.client is ClientKind.JAVA
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +294,13 @@ def _consumer(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
             "commit-1",
             "commit-3",
         )
+    if answers.repeats is RepeatsAllowed.NO:
+        yield setting(
+            "isolation.level",
+            "read_committed",
+            "records of an aborted transaction are not read: its producer sends them again",
+            "commit-15",
+        )
     if answers.exactly_once:
         yield setting(
             "auto.offset.reset",
@@ -300,7 +322,8 @@ def _consumer(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
         yield setting(
             "auto.offset.reset",
             "latest",
-            "a group without an offset skips the backlog",
+            "a group without an offset skips the backlog, and in a partition that is added later"
+            " what was written before the group noticed it",
             "start-1",
             "start-7",
         )
@@ -312,10 +335,10 @@ def _topic(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
 
     match answers.order:
         case Ordering.ALL:
-            yield setting("partitions", "1", "order holds within a partition", "order-1", "order-2")
+            yield setting(PARTITIONS, "1", "order holds within a partition", "order-1", "order-2")
         case Ordering.KEY:
             yield setting(
-                "partitions",
+                PARTITIONS,
                 "12",
                 "as many as readers you may ever need: adding some later moves keys",
                 "order-3",
@@ -324,14 +347,14 @@ def _topic(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
             )
         case Ordering.NONE:
             yield setting(
-                "partitions",
+                PARTITIONS,
                 "12",
                 "as many as readers at the same time, or a multiple",
                 "group-2",
                 "group-3",
             )
     if answers.loss is LossAllowed.NO:
-        yield setting("replicas", "3", "publishing goes on while one broker is down", "topic-9")
+        yield setting(REPLICAS, "3", "publishing goes on while one broker is down", "topic-9")
         yield setting(
             "min.insync.replicas",
             "2",
@@ -346,7 +369,7 @@ def _topic(answers: ChooserAnswers) -> Iterator[ChosenSetting]:
             "send-1",
         )
     else:
-        yield setting("replicas", "2", "one broker may die", "topic-9")
+        yield setting(REPLICAS, "2", "one broker may die", "topic-9")
         yield setting(
             "min.insync.replicas",
             "1",
@@ -392,12 +415,22 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
             " record before it is on disk.",
             ("storage-1",),
         )
+        yield ProgramRule(
+            "A send that fails for good may leave a gap with later records behind it: stop and look"
+            " before you send again.",
+            ("send-5", "send-17"),
+        )
     match answers.order:
         case Ordering.KEY:
             yield ProgramRule("Publish each record with its key.", ("order-3",))
             yield ProgramRule(
-                "Use one thread per partition, or choose the thread by the key.", ("order-4",)
+                "Let one producer send all records of a key, or put a version into them.",
+                ("order-2", "order-3"),
             )
+            if not answers.commits_what_was_polled:
+                yield ProgramRule(
+                    "Use one thread per partition, or choose the thread by the key.", ("order-4",)
+                )
         case Ordering.ALL:
             yield ProgramRule(
                 "Publish from one process, and read with one member and one thread.",
@@ -428,15 +461,18 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
             )
             yield ProgramRule(
                 "If the result goes to Kafka instead, send it and the offsets in one transaction,"
-                " with a `transactional.id` of its own in each producer, and set"
+                " with a `transactional.id` that is different in each producer and the same after a"
+                " restart; pass the consumer's group metadata with the offsets; and set"
                 " `isolation.level=read_committed` in every reader of the results:"
                 " `read_uncommitted`, Java's default, also returns aborted results.",
                 ("commit-15",),
             )
             yield ProgramRule(
-                "Set the group's first offset before its first start, for example with `instep"
-                " groups reset`: without one the consumer ends with an error.",
-                ("start-5",),
+                "With offsets in a database, seek to them when partitions are assigned. Otherwise"
+                " commit the group's first offsets before its first start, for example with"
+                " `instep groups reset`. The same is needed for every partition that is added"
+                " later: with `none` (librdkafka: `error`) it is an error until then.",
+                ("commit-8", "start-5"),
             )
         case LossAllowed.NO, _:
             yield ProgramRule(
@@ -451,7 +487,11 @@ def _program(answers: ChooserAnswers) -> Iterator[ProgramRule]:
                 ("commit-2",),
             )
         case _:
-            pass
+            yield ProgramRule(
+                "With automatic commit, do not close the consumer within a batch: close commits all"
+                " of it.",
+                ("commit-1",),
+            )
 
 
 def _threads(answers: ChooserAnswers) -> str:
@@ -508,6 +548,7 @@ def _kept_days(away: Absence) -> int:
     return {Absence.HOURS: 2, Absence.DAYS: 14, Absence.WEEKS: 56}[away]
 
 
+CLIENTS = {ClientKind.JAVA: "Java", ClientKind.LIBRDKAFKA: "librdkafka"}
 LOSSES = {LossAllowed.NO: "No loss", LossAllowed.SOME: "Some loss"}
 REPEATS = {RepeatsAllowed.NO: "no repeats", RepeatsAllowed.YES: "repeats allowed"}
 ORDERS = {
@@ -544,7 +585,8 @@ def section() -> str:
             ("away", "meaning", "`retention.ms`", "`offsets.retention.minutes`", "shown by"),
             absences,
         ),
-        "Everything else follows from the first three answers. Open yours:",
+        f"Everything else follows from the first three answers. `{PARTITIONS}` and `{REPLICAS}` are"
+        " options of `kafka-topics.sh --create`. Open yours:",
     ]
     for loss, repeats, order in itertools.product(LossAllowed, RepeatsAllowed, Ordering):
         parts += _block(loss, repeats, order)
@@ -592,10 +634,9 @@ def _block(loss: LossAllowed, repeats: RepeatsAllowed, order: Ordering) -> Itera
     ]
     title = ", ".join((LOSSES[loss], REPEATS[repeats], ORDERS[order]))
     yield f"<details><summary>{title}</summary>"
-    yield _table(("part", "setting", "Java", "librdkafka", "reason", "shown by"), rows)
+    yield _table(("part", "setting", *CLIENTS.values(), "reason", "shown by"), rows)
     rules = [
-        f"- {rule.text if rule in java.program else f'librdkafka: {rule.text}'}"
-        f" ({_claims(rule.claims)})"
+        f"- {_clients(rule, both)}{rule.text} ({_claims(rule.claims)})"
         for rule in dict.fromkeys((*java.program, *other.program))
     ]
     if rules:
@@ -608,6 +649,12 @@ def _block(loss: LossAllowed, repeats: RepeatsAllowed, order: Ordering) -> Itera
         f" `{ClientKind.LIBRDKAFKA}`."
     )
     yield "</details>"
+
+
+def _clients(rule: ProgramRule, choices: Mapping[ClientKind, SettingsChoice]) -> str:
+    """Return for which client a rule is; nothing if it is for both."""
+    with_rule = [client for client, choice in choices.items() if rule in choice.program]
+    return "" if len(with_rule) == len(choices) else f"{CLIENTS[with_rule[0]]}: "
 
 
 def _claims(ids: Sequence[str]) -> str:

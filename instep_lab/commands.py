@@ -399,9 +399,13 @@ def _ask(question: ChooserQuestion) -> str:
 
 def _chosen(answers: ChooserAnswers, choice: SettingsChoice) -> Iterator[str]:
     """Yield the settings as the lines of properties files; comments name the claims."""
-    clients = {SettingPart.PRODUCER, SettingPart.CONSUMER}
+    heads = {
+        SettingPart.PRODUCER: f", {answers.client}",
+        SettingPart.CONSUMER: f", {answers.client}",
+        SettingPart.TOPIC: "; options (--) and settings for kafka-topics.sh --create",
+    }
     for part in SettingPart:
-        yield f"# {part}, {answers.client}" if part in clients else f"# {part}"
+        yield f"# {part}{heads.get(part, '')}"
         for one in choice.settings:
             if one.part is part:
                 yield f"# {one.reason} ({', '.join(one.claims)})"

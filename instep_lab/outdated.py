@@ -186,7 +186,8 @@ _KNOWN = (
         since="Kafka 2.0",
         today="2.0 removed the Scala producers with that interface. The Java producer takes a class"
         " of `org.apache.kafka.clients.producer.Partitioner` by `partitioner.class`, librdkafka a"
-        " name by `partitioner`. Their defaults place the same key differently.",
+        " name by `partitioner`. Their defaults place the same key differently. The setting of"
+        " Kafka's own producers was always called `partitioner.class`.",
         sources=("upgrade notes: 2.0", "KIP-480", "KIP-794"),
         shown_by="instep lab run send-11",
     ),

@@ -26,7 +26,6 @@ from instep_lab.cluster_pool import ClusterPool
 DOCS = Path(__file__).parents[2] / "docs" / "lab"
 PAGE = DOCS / "choose-kafka-settings.md"
 ALL = list(chooser.combinations())
-NOT_IN_TOPIC_SETTINGS = ("partitions", "replicas")
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
@@ -80,7 +79,7 @@ def test_a_cluster_accepts_the_settings_of_topics_and_brokers(pool: ClusterPool)
         tuple(
             (name, value)
             for name, value in one.of(SettingPart.TOPIC).items()
-            if name not in NOT_IN_TOPIC_SETTINGS
+            if name not in (chooser.PARTITIONS, chooser.REPLICAS)
         )
         for one in chosen
     }
@@ -123,6 +122,27 @@ def test_results_in_kafka_need_a_transactional_id_and_records_are_deleted_only_b
         choice = chooser.choose(one)
         assert choice.of(SettingPart.TOPIC)["retention.bytes"] == "-1"
         assert one.exactly_once == any("`transactional.id`" in rule.text for rule in choice.program)
+
+
+def test_what_must_not_repeat_is_read_committed() -> None:
+    for one in ALL:
+        level = chooser.choose(one).of(SettingPart.CONSUMER).get("isolation.level")
+        assert level == ("read_committed" if one.repeats is RepeatsAllowed.NO else None)
+
+
+def test_a_rule_about_threads_does_not_contradict_automatic_commit() -> None:
+    for one in ALL:
+        texts = " ".join(rule.text for rule in chooser.choose(one).program)
+        is_automatic = "With automatic commit, do not close" in texts
+        assert is_automatic == one.commits_what_was_polled
+        assert not (is_automatic and "one thread per partition" in texts)
+
+
+def test_the_page_says_which_client_a_rule_is_for() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert "\n- Java: With automatic commit, do not close the consumer within a batch" in text
+    assert "\n- librdkafka: Store the offset after the work" in text
+    assert "\n- With automatic commit" not in text
 
 
 def test_every_command_on_the_page_answers_all_questions() -> None:
