@@ -72,7 +72,7 @@ def init(
     --execute changes anything.
     """
     from instep.kafka import position_topic
-    from instep.sources import tables, triggers
+    from instep.sources import tables, trigger_statements, triggers
 
     declared = settings.load(GLOBAL.config)
     name, chosen = _relay(declared, relay)
@@ -90,7 +90,7 @@ def init(
     statements = tables.missing(chosen, name) if plan_only else tables.prepare(chosen, name)
     cost = None
     if plan is not None:
-        statements += triggers.statements(plan)
+        statements += trigger_statements.statements(plan)
         if not plan_only:
             # A trigger that fails must fail here, not in a transaction of the application.
             with terminal.busy(sys.stderr, f"{name}: measuring the trigger"):

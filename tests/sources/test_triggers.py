@@ -14,6 +14,7 @@ import pytest
 from instep import errors, settings
 from instep.kafka import offsets, reading
 from instep.kafka.connection import Cluster
+from instep.sinks import target
 from instep.sources import tables, triggers
 from instep.sources.connection import SourceConnection
 from tests.support.databases import run_sql
@@ -257,3 +258,133 @@ def test_wrong_use_has_a_remedy(new_database: Callable[[str], str]) -> None:
         with pytest.raises(errors.SettingsError) as caught:
             triggers.plan(given, table, columns)
         assert words in str(caught.value)
+
+
+def written(url: str) -> list[tuple[str, dict[str, Any] | None]]:
+    """Return document and decoded value of every row of the outbox, in order."""
+    rows = run_sql(url, "SELECT document, value FROM instep_outbox ORDER BY id")
+    return [(document, value and json.loads(bytes(value))) for document, value in rows]
+
+
+def record(url: str, table: str, columns: list[str], **changes: Any) -> settings.Relay:
+    """Create an outbox, and triggers that record the table in it."""
+    relay = settings.Relay(source=url, topic="t", version="version", **changes)
+    tables.prepare(relay, "r")
+    triggers.create(relay, triggers.plan(relay, table, columns))
+    return relay
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_tables_of_the_same_name_in_two_schemas_are_recorded(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    url = new_database(kind)
+    name = target.database_url(url).database
+    run_sql(
+        url,
+        f"CREATE SCHEMA {name}_b",
+        "CREATE TABLE job (id integer PRIMARY KEY, n integer)",
+        f"CREATE TABLE {name}_b.job (id integer PRIMARY KEY, status varchar(9))",
+    )
+    try:
+        relay = record(url, "job", [])
+        triggers.measure(relay, triggers.plan(relay, f"{name}_b.job", []))
+        triggers.create(relay, triggers.plan(relay, f"{name}_b.job", []))
+        triggers.create(relay, triggers.plan(relay, f"{name}_b.job", []))  # replaces them
+        run_sql(
+            url,
+            "INSERT INTO job VALUES (1, 5)",
+            f"INSERT INTO {name}_b.job VALUES (2, 'NEW')",
+            f"DELETE FROM {name}_b.job",
+        )
+        assert written(url) == [
+            ("1", {"doc_id": "1", "n": 5}),
+            ("2", {"doc_id": "2", "status": "NEW"}),
+            ("2", None),
+        ]
+    finally:
+        run_sql(url, f"DROP SCHEMA {name}_b" + (" CASCADE" if kind == "postgres" else ""))
+
+
+def test_the_schema_of_sqlite_may_be_named(new_database: Callable[[str], str]) -> None:
+    url = new_database("sqlite")
+    run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, n integer)")
+    record(url, "main.job", [], outbox="main.instep_outbox")
+    run_sql(url, "INSERT INTO job VALUES (1, 5)")
+    assert written(url) == [("1", {"doc_id": "1", "n": 5})]
+
+
+def test_tables_with_long_names_are_recorded(database_url: str) -> None:
+    """Use names that agree in their first 60 characters."""
+    names = [f"{'j' * 60}{last}" for last in ("a", "b")]
+    for name in names:
+        run_sql(database_url, f"CREATE TABLE {name} (id varchar(9) PRIMARY KEY, n integer)")
+        relay = record(database_url, name, [])
+        triggers.create(relay, triggers.plan(relay, name, []))  # replaces them
+    for name in names:
+        run_sql(
+            database_url,
+            f"INSERT INTO {name} VALUES ('{name[-1]}', 1)",
+            f"UPDATE {name} SET n = 2",
+            f"DELETE FROM {name}",
+        )
+    assert [(document, value and value["n"]) for document, value in written(database_url)] == [
+        (name, n) for name in ("a", "b") for n in (1, 2, None)
+    ]
+
+
+def test_a_table_is_recorded_in_two_outboxes(database_url: str) -> None:
+    run_sql(database_url, "CREATE TABLE job (id integer PRIMARY KEY, a integer, b integer)")
+    record(database_url, "job", ["a"])
+    record(database_url, "job", ["b"], outbox="second")
+    run_sql(database_url, "INSERT INTO job VALUES (1, 2, 3)", "UPDATE job SET b = 4")
+    assert len(written(database_url)) == 1
+    assert run_sql(database_url, "SELECT count(*) FROM second") == [(2,)]
+
+
+OLD_TRIGGERS = {  # as instep created them before their names had a digest
+    "postgres": [
+        "CREATE FUNCTION instep_record_job() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        """ INSERT INTO "public"."instep_outbox" (document) VALUES ('old'); RETURN NULL; END $$""",
+        "CREATE TRIGGER instep_job AFTER INSERT OR UPDATE OR DELETE ON job"
+        " FOR EACH ROW EXECUTE FUNCTION instep_record_job()",
+        "CREATE TRIGGER instep_job_truncate BEFORE TRUNCATE ON job"
+        " FOR EACH STATEMENT EXECUTE FUNCTION instep_record_job()",
+    ],
+    "sqlite": [
+        f"CREATE TRIGGER instep_job_{kind} AFTER {kind} ON job BEGIN"
+        """ INSERT INTO "instep_outbox" (document) VALUES ('old'); END"""
+        for kind in ("insert", "update", "delete")
+    ],
+    "mysql": [
+        f"CREATE TRIGGER instep_job_{kind} AFTER {kind} ON job FOR EACH ROW BEGIN"
+        " INSERT INTO `instep_outbox` (document) VALUES ('old'); END"
+        for kind in ("insert", "update", "delete")
+    ],
+}
+OLD_TRIGGERS["mariadb"] = OLD_TRIGGERS["mysql"]
+
+
+@pytest.mark.parametrize("kind", OLD_TRIGGERS)
+def test_triggers_with_earlier_names_are_replaced(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    """Keep those of the user, and those that write to another outbox."""
+    url = new_database(kind)
+    tables.prepare(settings.Relay(source=url, topic="t"), "r")
+    run_sql(
+        url,
+        "CREATE TABLE job (id integer PRIMARY KEY, n integer)",
+        *OLD_TRIGGERS[kind],
+        "INSERT INTO job VALUES (1, 1)",
+    )
+    other = record(url, "job", [], outbox="second")
+    assert triggers.plan(other, "job", []).replaced != ()
+    record(url, "job", [])
+    run_sql(url, "UPDATE job SET n = 2", "DELETE FROM job")
+    assert [document for document, _ in written(url)] == ["old", "1", "1"]
+    assert run_sql(url, "SELECT count(*) FROM second") == [(2,)]
+    if kind == "postgres":
+        names = run_sql(url, "SELECT proname FROM pg_proc WHERE proname LIKE 'instep_%'")
+        assert len(names) == 2
+        assert ("instep_record_job",) not in names

@@ -1,0 +1,249 @@
+"""The statements that create the triggers of a table, for each kind of database.
+
+A trigger fails in the application's transaction, so it must not depend on what a value is. Values
+are compared by their bytes: not every type can be compared, and a collation may ignore a change.
+
+A table may have triggers for several outboxes, and tables of the same name may be in several
+schemas. So the names of triggers contain a digest of table and outbox. Those to replace are found
+by what they do, not by their names: see `triggers.plan`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import sqlalchemy as sa
+
+from instep.sinks.target import TableName
+from instep.sources import tables
+
+KEY_SEPARATOR = "/"
+PREFIX = "instep_"  # of the names of all triggers
+NAME_BYTES_MAX = 63  # PostgreSQL cuts what is longer, and MySQL refuses more than 64
+LONGEST_KIND = "truncate"
+
+
+class TriggerPlan(msgspec.Struct, frozen=True):
+    """The table to watch: the columns of its key, and those whose changes are recorded."""
+
+    dialect: sa.Dialect  # of the server: a URL of MySQL may lead to a MariaDB
+    table: TableName
+    outbox: TableName
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+    texts: frozenset[str]  # columns of a type that has a collation
+    binaries: frozenset[str]  # columns of bytes
+    replaced: tuple[str, ...] = ()  # the table's triggers that write to this outbox
+    unused: tuple[TableName, ...] = ()  # PostgreSQL: functions of only these triggers
+
+
+def statements(wanted: TriggerPlan) -> list[str]:
+    """Return the statements that create the triggers.
+
+    Existing ones are replaced, in such a way that no change is made between the old and the new.
+    """
+    match wanted.dialect.name:
+        case "postgresql":
+            return _postgres(wanted.dialect, wanted)
+        case "sqlite":
+            return _sqlite(wanted.dialect, wanted)
+        case _:
+            return _mysql(wanted.dialect, wanted)
+
+
+def insertion(dialect: sa.Dialect, outbox: TableName) -> str:
+    """Return the beginning of the statement by which a trigger adds to an outbox."""
+    return f"INSERT INTO {tables.quoted(dialect, outbox)} ("
+
+
+def function_name(wanted: TriggerPlan) -> TableName:
+    """Return the name of PostgreSQL's function, which all triggers of the table call."""
+    return TableName(wanted.outbox.schema, _base(wanted))
+
+
+def is_mariadb(dialect: sa.Dialect) -> bool:
+    return bool(getattr(dialect, "is_mariadb", False))
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def _base(wanted: TriggerPlan) -> str:
+    """Return how the names begin: readable, and different for each table and outbox."""
+    identity = "\0".join(
+        part or "" for name in (wanted.table, wanted.outbox) for part in (name.schema, name.name)
+    )
+    digest = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+    room = NAME_BYTES_MAX - len(f"{PREFIX}_{digest}_{LONGEST_KIND}")
+    readable = wanted.table.name.encode()[:room].decode(errors="ignore")
+    return f"{PREFIX}{readable}_{digest}"
+
+
+def _trigger(wanted: TriggerPlan, kind: str) -> str:
+    return f"{_base(wanted)}_{kind}"
+
+
+def _drops(wanted: TriggerPlan, created: list[str], suffix: str = "") -> list[str]:
+    """Return the statements that drop those to replace, and those of the same names."""
+    names = dict.fromkeys((*wanted.replaced, *created))
+    return [f"DROP TRIGGER IF EXISTS {_qualified(wanted, name)}{suffix}" for name in names]
+
+
+def _qualified(wanted: TriggerPlan, name: str) -> str:
+    """Return a trigger's name, quoted. On PostgreSQL it belongs to its table."""
+    if wanted.dialect.name == "postgresql":
+        return wanted.dialect.identifier_preparer.quote_identifier(name)
+    return tables.quoted(wanted.dialect, TableName(wanted.table.schema, name))
+
+
+# --- databases ----------------------------------------------------------------------------------
+
+
+def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
+    quote = dialect.identifier_preparer.quote_identifier
+    table, insert = tables.quoted(dialect, wanted.table), insertion(dialect, wanted.outbox)
+    function = tables.quoted(dialect, function_name(wanted))
+    row_trigger, truncate_trigger = _trigger(wanted, "row"), _trigger(wanted, "truncate")
+
+    def key(row: str) -> str:
+        parts = [f"{row}.{quote(name)}::text" for name in wanted.keys]
+        return f" || '{KEY_SEPARATOR}' || ".join(parts)
+
+    value = f"json_build_object({_json_fields(dialect, wanted, key('NEW'))})"
+    new, old = (
+        ", ".join(f"{row}.{quote(name)}" for name in wanted.columns) for row in ("NEW", "OLD")
+    )
+    moved = f'({key("OLD")}) COLLATE "C" <> ({key("NEW")})'
+    # The operator *<> compares the bytes of two records: some types have no equality.
+    changed = f"ROW({new})::record *<> ROW({old})::record"
+    return [
+        "BEGIN",
+        f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
+        "SECURITY DEFINER SET search_path = pg_catalog AS $instep$\n"
+        "BEGIN\n"
+        "    IF TG_OP = 'TRUNCATE' THEN\n"
+        f"        {insert}document) SELECT {key('gone')} FROM {table} gone;\n"
+        "        RETURN NULL;\n"
+        "    END IF;\n"
+        f"    IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND {moved}) THEN\n"
+        f"        {insert}document) VALUES ({key('OLD')});\n"
+        "    END IF;\n"
+        f"    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND ({moved}\n"
+        f"            OR {changed})) THEN\n"
+        f"        {insert}document, value)\n"
+        f"        VALUES ({key('NEW')}, convert_to({value}::text, 'UTF8'));\n"
+        "    END IF;\n"
+        "    RETURN NULL;\n"
+        "END $instep$",
+        *_drops(wanted, [row_trigger, truncate_trigger], f" ON {table}"),
+        *(f"DROP FUNCTION {tables.quoted(dialect, name)}()" for name in wanted.unused),
+        f"CREATE TRIGGER {quote(row_trigger)} AFTER INSERT OR UPDATE OR DELETE ON {table}"
+        f" FOR EACH ROW EXECUTE FUNCTION {function}()",
+        f"CREATE TRIGGER {quote(truncate_trigger)} BEFORE TRUNCATE ON {table}"
+        f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+        "COMMIT",
+    ]
+
+
+def _sqlite(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
+    quote = dialect.identifier_preparer.quote_identifier
+    insert = insertion(dialect, wanted.outbox)
+
+    def key(row: str) -> str:
+        parts = [f"CAST({_without_bytes(row, quote(name))} AS TEXT)" for name in wanted.keys]
+        return f" || '{KEY_SEPARATOR}' || ".join(parts)
+
+    value = f"CAST(json_object({_json_fields(dialect, wanted, key('NEW'))}) AS BLOB)"
+    changed = " OR ".join(
+        f"NEW.{quote(name)} COLLATE BINARY IS NOT OLD.{quote(name)}" for name in wanted.columns
+    )
+    moved = f"({key('OLD')}) COLLATE BINARY <> {key('NEW')}"
+    added = f"{insert}document, value) VALUES ({key('NEW')}, {value});"
+    removed = f"{insert}document) VALUES ({key('OLD')});"
+    table = tables.quoted(dialect, wanted.table)
+    bodies = {
+        "insert": f"AFTER INSERT ON {table} BEGIN {added} END",
+        "move": f"AFTER UPDATE ON {table} WHEN {moved} BEGIN {removed} {added} END",
+        "update": f"AFTER UPDATE ON {table} WHEN NOT ({moved}) AND ({changed}) BEGIN {added} END",
+        "delete": f"AFTER DELETE ON {table} BEGIN {removed} END",
+    }
+    return ["BEGIN IMMEDIATE", *_dropped_and_created(wanted, bodies), "COMMIT"]
+
+
+def _without_bytes(row: str, column: str) -> str:
+    """Return an expression of SQLite, where any column may hold bytes, which JSON cannot."""
+    value = f"{row}.{column}"
+    return f"CASE typeof({value}) WHEN 'blob' THEN hex({value}) ELSE {value} END"
+
+
+def _mysql(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
+    quote = dialect.identifier_preparer.quote_identifier
+    insert = insertion(dialect, wanted.outbox)
+
+    def value_of(row: str, name: str) -> str:
+        """Return an expression that can be compared by its bytes."""
+        value = f"{row}.{quote(name)}"
+        return f"CAST({value} AS BINARY)" if name in wanted.texts else value
+
+    def key(row: str) -> str:
+        parts = [
+            f"HEX({row}.{quote(name)})"
+            if name in wanted.binaries
+            else f"CAST({row}.{quote(name)} AS CHAR CHARACTER SET utf8mb4)"
+            for name in wanted.keys
+        ]
+        return parts[0] if len(parts) == 1 else f"CONCAT_WS('{KEY_SEPARATOR}', {', '.join(parts)})"
+
+    value = f"CONVERT(JSON_OBJECT({_json_fields(dialect, wanted, key('NEW'))}) USING utf8mb4)"
+    same = " AND ".join(
+        f"{value_of('NEW', name)} <=> {value_of('OLD', name)}" for name in wanted.columns
+    )
+    moved = f"CAST({key('OLD')} AS BINARY) <> CAST({key('NEW')} AS BINARY)"
+    added = f"{insert}document, value) VALUES ({key('NEW')}, {value});"
+    removed = f"{insert}document) VALUES ({key('OLD')});"
+    table = tables.quoted(dialect, wanted.table)
+    bodies = {
+        "insert": f"AFTER INSERT ON {table} FOR EACH ROW BEGIN {added} END",
+        "update": f"AFTER UPDATE ON {table} FOR EACH ROW BEGIN IF {moved} THEN {removed}"
+        f" END IF; IF {moved} OR NOT ({same}) THEN {added} END IF; END",
+        "delete": f"AFTER DELETE ON {table} FOR EACH ROW BEGIN {removed} END",
+    }
+    names = {_trigger(wanted, kind) for kind in bodies}
+    if is_mariadb(dialect) and names.issuperset(wanted.replaced):
+        return [
+            f"CREATE OR REPLACE TRIGGER {_qualified(wanted, _trigger(wanted, kind))} {body}"
+            for kind, body in bodies.items()
+        ]
+    found = _dropped_and_created(wanted, bodies)
+    return [f"LOCK TABLES {table} WRITE", *found, "UNLOCK TABLES"] if wanted.replaced else found
+
+
+def _dropped_and_created(wanted: TriggerPlan, bodies: dict[str, str]) -> list[str]:
+    """Return the statements that replace the triggers of the given kinds."""
+    created = {_trigger(wanted, kind): body for kind, body in bodies.items()}
+    return [
+        *_drops(wanted, list(created)),
+        *(f"CREATE TRIGGER {_qualified(wanted, name)} {body}" for name, body in created.items()),
+    ]
+
+
+def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> str:
+    """Return names and values for the database's function that makes a JSON object."""
+    quote = dialect.identifier_preparer.quote_identifier
+    escape = "\\\\" if dialect.name in ("mysql", "mariadb") else "\\"
+    fields = [f"'doc_id', {key}"]
+    for name in wanted.columns:
+        if name != "doc_id":
+            literal = name.replace("\\", escape).replace("'", "''")
+            fields.append(f"'{literal}', {_json_value(dialect, wanted, name, quote(name))}")
+    return ", ".join(fields)
+
+
+def _json_value(dialect: sa.Dialect, wanted: TriggerPlan, name: str, quoted: str) -> str:
+    """Return a new value as JSON takes it: bytes as hexadecimal text."""
+    if dialect.name == "sqlite":
+        return _without_bytes("NEW", quoted)
+    if dialect.name != "postgresql" and name in wanted.binaries:
+        return f"HEX(NEW.{quoted})"
+    return f"NEW.{quoted}"
