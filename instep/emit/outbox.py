@@ -7,6 +7,7 @@
 
 Both are committed, or neither. A relay publishes the row (`instep relay`). The document's own row
 must be changed or locked before the event is added: this keeps the events of a document in order.
+A session of SQLAlchemy is flushed first, so that its pending changes are.
 
 Any connection will do: of a DB-API driver, of SQLAlchemy (also a session), of Django. Those of
 asyncio drivers need `add_async`. No driver is imported here; the connection's own module says how
@@ -95,7 +96,10 @@ class Outbox:
         connection = _unpooled(connection)
         root = _root(connection)
         if root == "sqlalchemy":
-            opened = connection.connection() if hasattr(connection, "get_bind") else connection
+            opened = connection
+            if hasattr(connection, "get_bind"):  # a session: its changes come before their event
+                connection.flush()
+                opened = connection.connection()
             _refuse_sqlalchemy(opened)
             statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
             opened.exec_driver_sql(statement, values)
@@ -118,8 +122,10 @@ class Outbox:
         connection = _unpooled(connection)
         root = _root(connection)
         if root == "sqlalchemy":
-            is_session = hasattr(connection, "get_bind")
-            opened = await connection.connection() if is_session else connection
+            opened = connection
+            if hasattr(connection, "get_bind"):
+                await connection.flush()
+                opened = await connection.connection()
             await opened.run_sync(_refuse_sqlalchemy)
             statement = self._statement(names, opened.dialect.paramstyle, opened.dialect.name)
             await opened.exec_driver_sql(statement, values)
@@ -237,8 +243,9 @@ def _refuse_autocommit(connection: Any, root: str) -> None:
             is_alone = not connection.is_in_transaction()
         case "django":
             is_alone = not connection.in_atomic_block and connection.get_autocommit()
-        case _:
-            is_alone = False
+        case _:  # most have this attribute
+            is_autocommit = getattr(connection, "autocommit", None) is True
+            is_alone = is_autocommit and not getattr(connection, "in_transaction", False)
     if is_alone:
         raise _has_no_transaction()
 

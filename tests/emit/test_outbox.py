@@ -21,7 +21,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from instep import Outbox, OutboxColumns, StatusEvent, errors, settings
 from instep.sources import tables
@@ -157,6 +157,87 @@ def test_sqlalchemy_in_autocommit_is_refused(outbox_url: str) -> None:
         engine.dispose()
         plain.dispose()
     assert stored(outbox_url) == BOTH + BOTH
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Job(Base):
+    __tablename__ = "job"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[str]
+
+
+def statements_of(engine: sa.Engine) -> list[str]:
+    """Return a list to which the first two words of every statement will be added."""
+    found: list[str] = []
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def listen(_c: Any, _r: Any, statement: str, *_: Any) -> None:
+        found.append(" ".join(statement.split()[:2]))
+
+    return found
+
+
+CREATE_JOB = "CREATE TABLE job (id varchar(9) PRIMARY KEY, status varchar(9))"
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("autoflush", [True, False])
+def test_a_session_is_flushed_before_its_event_is_added(outbox_url: str, autoflush: bool) -> None:
+    """The document's row must be locked before the event gets its id."""
+    run_sql(outbox_url, CREATE_JOB, "INSERT INTO job VALUES ('C-1', 'NEW')")
+    engine = sa.create_engine(outbox_url)
+    found = statements_of(engine)
+    with Session(engine, autoflush=autoflush) as session:
+        session.get_one(Job, "C-1").status = "PRINTED"
+        Outbox().add(session, EVENT)
+        session.delete(session.get_one(Job, "C-1"))
+        Outbox().delete(session, "C-1")
+        session.commit()
+    engine.dispose()
+    changes = [one for one in found if not one.startswith("SELECT")]
+    assert changes == ["UPDATE job", "INSERT INTO", "DELETE FROM", "INSERT INTO"]
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_a_session_of_asyncio_is_flushed_before_its_event_is_added(outbox_url: str) -> None:
+    run_sql(outbox_url, CREATE_JOB, "INSERT INTO job VALUES ('C-1', 'NEW')")
+    engine = create_async_engine(outbox_url.replace("sqlite:", "sqlite+aiosqlite:"))
+    found = statements_of(engine.sync_engine)
+
+    async def main() -> None:
+        async with AsyncSession(engine) as session:
+            (await session.get_one(Job, "C-1")).status = "PRINTED"
+            await Outbox().add_async(session, EVENT)
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert [one for one in found if not one.startswith("SELECT")] == ["UPDATE job", "INSERT INTO"]
+
+
+class UnknownConnection:
+    """A connection of a driver that no code here knows. It has only what DB-API demands."""
+
+    def __init__(self, opened: sqlite3.Connection, *, autocommit: bool) -> None:
+        self._opened, self.autocommit = opened, autocommit
+        self.commit = opened.commit
+
+    def cursor(self) -> Any:
+        return self._opened.cursor()
+
+
+def test_unknown_drivers_in_autocommit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tests"], "paramstyle", "qmark", raising=False)
+    with closing(sqlite3.connect(":memory:")) as opened:
+        opened.execute("CREATE TABLE instep_outbox (document TEXT, value BLOB)")
+        with pytest.raises(errors.SettingsError, match=REFUSED):
+            Outbox().add(UnknownConnection(opened, autocommit=True), EVENT)
+        Outbox().add(UnknownConnection(opened, autocommit=False), EVENT)
+        assert opened.execute("SELECT document FROM instep_outbox").fetchall() == [("C-1",)]
 
 
 def connect_mysql_connector(**arguments: Any) -> Any:
