@@ -7,9 +7,11 @@ import threading
 from instep import errors, settings
 from instep.kafka import connection
 from instep.relay.session import LeaseKeeper, RelayProgress, RelaySession, Say
+from instep.sources.connection import OpenConnections
 from instep.sources.lease import Lease
 
 STANDBY_S = 0.5
+STOP_S = 5.0  # for a source that does not answer
 
 
 def run(
@@ -27,12 +29,16 @@ def run(
     Raise SessionEnded if a new process must continue: the Kafka client must not be used
     again after its transactions were fenced.
     """
-    lease = Lease(relay, name)
+    connections, ended = OpenConnections(), threading.Event()
+    threading.Thread(
+        target=_end_waits, args=(connections, stop, ended), name="instep-relay-stop", daemon=True
+    ).start()
+    lease = Lease(relay, name, connections)
     keeper = LeaseKeeper(name, lease)
     try:
         if not _claimed(lease, keeper, name, stop=stop, say=say, progress=progress):
             return
-        own = Lease(relay, name)
+        own = Lease(relay, name, connections)
         own.holder = lease.holder
         try:
             RelaySession(
@@ -43,11 +49,22 @@ def run(
                 stop=stop,
                 say=say,
                 progress=progress,
+                connections=connections,
             ).run(own, once=once)
         finally:
             own.close()
     finally:
         keeper.stop()
+        ended.set()
+
+
+def _end_waits(connections: OpenConnections, stop: threading.Event, ended: threading.Event) -> None:
+    """After a stop, wait no longer for a source that does not answer."""
+    while not stop.wait(STANDBY_S):
+        if ended.is_set():
+            return
+    while not ended.wait(STOP_S):
+        connections.cut()
 
 
 def _claimed(

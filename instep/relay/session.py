@@ -29,6 +29,7 @@ from instep.kafka.topic_identity import TopicIdentity
 from instep.relay import position as positions
 from instep.relay.position import RelayPosition
 from instep.relay.records import RecordBuilder
+from instep.sources.connection import OpenConnections
 from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
 from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
@@ -137,7 +138,9 @@ class RelaySession:
         stop: threading.Event,
         say: Say,
         progress: RelayProgress,
+        connections: OpenConnections | None = None,
     ) -> None:
+        self._connections = connections
         self._name, self._relay, self._cluster = name, relay, cluster
         self._keeper, self._stop, self._say = keeper, stop, say
         self.progress = progress
@@ -212,7 +215,7 @@ class RelaySession:
                 f" {position_topic.of_relay(self._name).topic!r} has no position"
             )
         else:
-            reader = sources.open_reader(self._relay, self._name)
+            reader = sources.open_reader(self._relay, self._name, self._connections)
             try:
                 self._position = positions.new(
                     row,
@@ -256,7 +259,7 @@ class RelaySession:
         row = lease.read()
         self._check_source(row)
         with ExitStack() as resources:
-            reader = sources.open_reader(self._relay, self._name)
+            reader = sources.open_reader(self._relay, self._name, self._connections)
             resources.callback(reader.close)
             reader.recover(LastTransaction(self._position.sequence, self._position.reader))
             self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)

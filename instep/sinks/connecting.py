@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,31 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from instep import errors, extras
-from instep.sinks import sqlite, target, tls
+from instep.sinks import sqlite, target, timeouts, tls
+
+# What every transaction of a connection `in_utc` begins with. Behind a pooler, a setting of the
+# session would be that of other clients, too.
+UTC = {
+    "postgresql": "SET LOCAL TimeZone = 'UTC'",
+    "mysql": "SET time_zone = '+00:00'",
+    "mariadb": "SET time_zone = '+00:00'",
+}
 
 
 @contextmanager
 def connection(
-    url: sa.URL, *, create: bool = False, read_only: bool = False
+    url: sa.URL,
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    in_utc: bool = False,
+    on_open: Callable[[Any, object], None] | None = None,
 ) -> Iterator[sa.Connection]:
     """Open a connection to inspect and create tables; errors are raised as ours.
 
     `create` creates a missing SQLite file. `read_only` only needs the right to read, also for a
-    SQLite file and its folder.
+    SQLite file and its folder. `in_utc` reads times in UTC, whatever the zone of the server.
+    `on_open` gets the driver's connection before anything is asked there.
     """
     given_url, started_s = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
@@ -38,6 +52,10 @@ def connection(
     except ModuleNotFoundError:
         name = url.get_backend_name()
         raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
+    if in_utc and url.get_backend_name() in UTC:
+        sa.event.listen(engine, "begin", _use_utc)
+    if on_open is not None:
+        sa.event.listen(engine, "connect", on_open, insert=True)
     try:
         with engine.connect() as opened:
             _refuse_raw_bytes(opened, given_url)
@@ -58,6 +76,10 @@ def connection(
         raise ours from error
     finally:
         engine.dispose()
+
+
+def _use_utc(opened: sa.Connection) -> None:
+    opened.exec_driver_sql(UTC[opened.dialect.name])
 
 
 def _reading_mode(file: Path) -> dict[str, str]:
@@ -111,14 +133,20 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
             tls.check(url)
             # Behind a pooler each statement may run in another session, which does not know the
             # prepared statement.
-            return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
+            own = {"prepare_threshold": None, "client_encoding": "utf8"}
+            return {**_missing(url, timeouts.POSTGRES), **own}
         case _:
             # The server's default mode may change the meaning of quotes.
             return {
-                "connect_timeout": 5,
+                **_missing(url, {"connect_timeout": timeouts.CONNECT_S}),
                 "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
                 **tls.mysql_arguments(url),
             }
+
+
+def _missing(url: sa.URL, defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return the defaults of options that the URL does not have."""
+    return {name: value for name, value in defaults.items() if name not in url.query}
 
 
 def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from instep import errors
 from instep.document import kinds
 from instep.document.mapping import TargetColumn
-from instep.sinks import credentials, target, tls
+from instep.sinks import credentials, target, timeouts, tls
 from instep.sinks.connection import Connection, Rows, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink, open_together
@@ -34,15 +34,6 @@ try:
     from instep.sinks.postgres_prepared import PreparedStatements, UnknownType
 except ImportError:  # the extra is not installed
     raise no_driver("PostgreSQL", "postgres") from None
-
-# a server that disappears without closing its connections is noticed within a minute
-CONNECTION = {
-    "connect_timeout": 5,
-    "keepalives_idle": 20,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
 
 # What each SQLSTATE, or its class of two characters, means for a pipeline. Any other code refuses
 # the row, because a trigger may raise any code.
@@ -161,7 +152,7 @@ class PostgresConnection(Connection):
         tls.check(self.url)
         _, arguments = self.dialect.create_connect_args(self.url)
         name = f"instep {self.target.pipeline}"[:63]
-        arguments = {**CONNECTION, "application_name": name, **arguments}
+        arguments = {**timeouts.POSTGRES, "application_name": name, **arguments}
         # autocommit: the pipeline decides where transactions begin and end
         self.driver = psycopg.connect(**arguments, autocommit=True)
         # The driver would deallocate all prepared statements, ours too, after a ROLLBACK.

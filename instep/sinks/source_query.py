@@ -72,7 +72,7 @@ def is_query(text: str) -> bool:
 def rows(url: str, query: str) -> Generator[Row]:
     """Return the rows of a query as dictionaries. Changes that the query makes are rolled back."""
     with _connection(url) as opened:
-        result = opened.execution_options(yield_per=PAGE_ROWS).execute(_text(query))
+        result = opened.execute(_text(query).execution_options(yield_per=PAGE_ROWS))
         try:
             names = _names(result)
             for row in result:
@@ -163,9 +163,13 @@ ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 @contextmanager
 def _connection(url: str) -> Iterator[sa.Connection]:
-    """Open a connection to the source; its errors name the source and not the target."""
+    """Open a connection to the source; its errors name the source and not the target.
+
+    A column of times without a zone is read as it is, and counts as UTC. MariaDB and MySQL return
+    a TIMESTAMP in the zone of the session, without saying so.
+    """
     try:
-        with connecting.connection(target.database_url(url)) as opened:
+        with connecting.connection(target.database_url(url), in_utc=True) as opened:
             yield opened
     except (errors.TargetChanged, errors.TargetUnfit) as error:
         raise errors.SettingsError(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,17 +27,43 @@ CLOCKS = {
 }
 
 
+class OpenConnections:
+    """The connections of one process to its source. A stop ends those that wait for an answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()  # of the drivers
+
+    def add(self, driver: Any, _record: object = None) -> None:
+        """Remember a connection, unless it is one of SQLite, which never waits long."""
+        if hasattr(driver, "fileno") or hasattr(driver, "_sock"):
+            with self._lock:
+                self._opened.add(driver)
+
+    def cut(self) -> None:
+        """End every connection, from any thread: whoever waits there gets DatabaseUnreachable."""
+        with self._lock:
+            drivers = list(self._opened)
+        for driver in drivers:
+            with suppress(Exception):  # it is closed meanwhile
+                opened = driver if hasattr(driver, "fileno") else driver._sock
+                # A copy: closing the socket belongs to the thread that uses it.
+                with socket.socket(fileno=os.dup(opened.fileno())) as copy:
+                    copy.shutdown(socket.SHUT_RDWR)
+
+
 class SourceConnection:
     """A connection in autocommit mode. For use by one thread at a time.
 
     In statements, `?` is a value.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, connections: OpenConnections | None = None) -> None:
         self.url = source_url(source)
         self._resources = ExitStack()
+        on_open = None if connections is None else connections.add
         with source_errors():
-            opened = self._resources.enter_context(connecting.connection(self.url))
+            opened = self._resources.enter_context(connecting.connection(self.url, on_open=on_open))
         self.dialect = opened.dialect
         self.clock = CLOCKS[self.dialect.name]
         self.driver: Any = opened.connection.driver_connection

@@ -23,6 +23,7 @@ from typing import Any
 
 from instep import errors, settings
 from instep.sinks.stored_values import chunks
+from instep.sources.connection import OpenConnections
 from instep.sources.outbox_reader import (
     BATCH_BYTES_MAX,
     Batch,
@@ -49,8 +50,10 @@ FLUSH_WAIT_MAX_S = 10.0
 class IdReader(OutboxReader):
     """Reads by ids, in transactions that see one state of the table."""
 
-    def __init__(self, relay: settings.Relay, name: str) -> None:
-        super().__init__(relay, name)
+    def __init__(
+        self, relay: settings.Relay, name: str, connections: OpenConnections | None = None
+    ) -> None:
+        super().__init__(relay, name, connections)
         self._is_sqlite = self._opened.dialect.name == "sqlite"
         self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
         self._data_version: int | None = None

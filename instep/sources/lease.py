@@ -23,7 +23,7 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.sinks.target import TableName
 from instep.sources import tables
-from instep.sources.connection import SourceConnection
+from instep.sources.connection import OpenConnections, SourceConnection
 
 INTERVAL_S = 1.0
 
@@ -43,7 +43,10 @@ class LeaseRow(msgspec.Struct, frozen=True):
 class Lease:
     """The row of one relay. For use by one thread at a time."""
 
-    def __init__(self, relay: settings.Relay, name: str) -> None:
+    def __init__(
+        self, relay: settings.Relay, name: str, connections: OpenConnections | None = None
+    ) -> None:
+        self._connections = connections
         self.holder = f"{socket.gethostname()[:200]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._relay, self._name = relay, name
         self._opened: SourceConnection | None = None
@@ -135,7 +138,7 @@ class Lease:
     def _connection(self) -> Iterator[SourceConnection]:
         """Yield the connection, and close it after an error."""
         if self._opened is None:
-            self._opened = SourceConnection(self._relay.source)
+            self._opened = SourceConnection(self._relay.source, self._connections)
             name = TableName(target.table_name(self._relay.outbox).schema, tables.LEASE_TABLE)
             self._table = tables.quoted(self._opened.dialect, name)
         try:

@@ -16,7 +16,7 @@ import msgspec
 from instep import errors, settings
 from instep.sinks import target
 from instep.sources import tables
-from instep.sources.connection import SourceConnection
+from instep.sources.connection import OpenConnections, SourceConnection
 
 # A batch is in memory several times: as rows, as the client's records, and the next one beside it.
 BATCH_BYTES_MAX = 32 * 1024 * 1024
@@ -52,9 +52,11 @@ class LastTransaction(msgspec.Struct, frozen=True):
 class OutboxReader(abc.ABC):
     """Reads an outbox. For use by one thread at a time."""
 
-    def __init__(self, relay: settings.Relay, name: str) -> None:
+    def __init__(
+        self, relay: settings.Relay, name: str, connections: OpenConnections | None = None
+    ) -> None:
         self._relay, self._name = relay, name
-        self._opened = self._writing = SourceConnection(relay.source)
+        self._opened = self._writing = SourceConnection(relay.source, connections)
         dialect = self._opened.dialect
         self._schema = target.table_name(relay.outbox).schema
         self._table = tables.quoted(dialect, target.table_name(relay.outbox))

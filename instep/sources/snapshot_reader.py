@@ -20,7 +20,7 @@ from typing import Any
 from instep import errors, settings
 from instep.sinks import target
 from instep.sources import tables
-from instep.sources.connection import SourceConnection
+from instep.sources.connection import OpenConnections, SourceConnection
 from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
 NOTHING = "1:1:"  # the snapshot in which no transaction is visible
@@ -33,13 +33,15 @@ BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 class SnapshotReader(OutboxReader):
     """Reads by snapshots, with a cursor in a read-only transaction."""
 
-    def __init__(self, relay: settings.Relay, name: str) -> None:
-        super().__init__(relay, name)
+    def __init__(
+        self, relay: settings.Relay, name: str, connections: OpenConnections | None = None
+    ) -> None:
+        super().__init__(relay, name, connections)
         self._xid = self._opened.dialect.identifier_preparer.quote_identifier(
             relay.columns.transaction
         )
         # for what cannot run inside a tick, which is a read-only transaction
-        self._side = self._writing = SourceConnection(relay.source)
+        self._side = self._writing = SourceConnection(relay.source, connections)
         self._identity = self._server()
         self._has_ring = self._is_ring()
         self._is_binary = self._has_plain_types()
