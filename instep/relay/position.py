@@ -21,11 +21,18 @@ class RelayPosition(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     topic_id: str
     partitions: int
+    highest_id: int = 0  # of all rows that were published: a restored source has a lower one
     reader: dict[str, Any]  # which rows: see sources/id_reader.py and sources/snapshot_reader.py
 
 
 def new(
-    row: LeaseRow, topic: Topic, reader: dict[str, Any], *, sequence: int, beat: int
+    row: LeaseRow,
+    topic: Topic,
+    reader: dict[str, Any],
+    *,
+    sequence: int,
+    beat: int,
+    highest_id: int = 0,
 ) -> RelayPosition:
     """Return a position that does not follow from the one before it."""
     return RelayPosition(
@@ -36,6 +43,7 @@ def new(
         cluster_id=topic.cluster_id,
         topic_id=topic.id,
         partitions=len(topic.partitions),
+        highest_id=highest_id,
         reader=reader,
     )
 

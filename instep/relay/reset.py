@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -12,6 +13,7 @@ from instep.kafka import connection, position_topic, record_writer, topics
 from instep.relay import position as positions
 from instep.relay.position import RelayPosition
 from instep.sources.lease import Lease, LeaseRow
+from instep.sources.outbox_reader import OutboxReader
 
 Place = Literal["start", "end", "current"]
 CONSEQUENCES: dict[Place, str] = {
@@ -75,8 +77,8 @@ def _positions(
 ) -> Iterator[RelayPosition]:
     """Yield the positions to write, one after the other."""
     topic = topics.describe(cluster, relay.topic)
+    found = position_topic.read(cluster, position_topic.of_relay(name))
     if to == "current":
-        found = position_topic.read(cluster, position_topic.of_relay(name))
         if found is None:
             raise errors.SettingsError(
                 f"relay {name!r} has no position", "use --to start or --to end"
@@ -91,16 +93,32 @@ def _positions(
     reader = sources.open_reader(relay, name)
     try:
         reader.adopt()
+        highest_id = _raise_ids(name, found, row, reader)
+        new = functools.partial(positions.new, row, topic, beat=row.beat, highest_id=highest_id)
         if to == "start":
-            first = reader.first_position()
-            yield positions.new(row, topic, first, sequence=row.sequence, beat=row.beat)
+            yield new(reader.first_position(), sequence=row.sequence)
             return
         for sequence, skipped in enumerate(reader.skip(), start=row.sequence + 1):
-            yield positions.new(row, topic, skipped, sequence=sequence, beat=row.beat)
+            yield new(skipped, sequence=sequence)
             # As after any transaction. If this one is interrupted, the next session does it.
             reader.done(sequence)
     finally:
         reader.close()
+
+
+def _raise_ids(name: str, found: bytes | None, row: LeaseRow, reader: OutboxReader) -> int:
+    """Return the highest id that was published; let a restored source continue above it."""
+    try:
+        known = None if found is None else positions.decode(found, name)
+    except errors.PositionMissing:
+        known = None
+    if known is None:
+        return 0
+    last_id = reader.last_id()
+    is_restored = row.source_id != known.source_id or row.beat < known.beat
+    if last_id is not None and (is_restored or last_id < known.highest_id):
+        reader.raise_ids(known.highest_id)
+    return known.highest_id
 
 
 def _refuse_working(lease: Lease, name: str, relay: settings.Relay) -> None:

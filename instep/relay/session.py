@@ -365,6 +365,7 @@ class RelaySession:
             sequence=self._position.sequence + 1,
             rows=self._position.rows + len(batch.rows),
             beat=self._keeper.beat,
+            highest_id=max(self._position.highest_id, *(row.id for row in batch.rows)),
             reader=batch.position,
         )
 

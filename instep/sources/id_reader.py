@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from instep import errors, settings
+from instep.sinks import target
 from instep.sinks.stored_values import chunks
 from instep.sources.connection import OpenConnections
 from instep.sources.outbox_reader import (
@@ -35,6 +36,7 @@ from instep.sources.outbox_reader import (
 
 DELETED_AT_ONCE = 5_000  # ids of one statement
 SKIPPED_AT_ONCE = 20_000  # rows, by a reset
+ROOM = 100_000  # ids for rows that are added while a reset gives others new ids
 SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 # Status variables with the end of InnoDB's log, and how far it is on disk. MySQL has them since
 # 8.0.30.
@@ -148,6 +150,53 @@ class IdReader(OutboxReader):
         version = int(self._opened.value("PRAGMA data_version"))
         changed, self._data_version = version != self._data_version, version
         return changed
+
+    def last_id(self) -> int | None:
+        name = target.table_name(self._relay.outbox)
+        if self._is_sqlite:
+            return self._last_of_sqlite(name.name)
+        if self._opened.dialect.name == "mysql":  # which else may answer with yesterday's value
+            self._opened.execute("SET SESSION information_schema_stats_expiry = 0")
+        found = self._opened.value(
+            "SELECT max(auto_increment) FROM information_schema.tables"
+            " WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?",
+            (name.schema, name.name),
+        )
+        return None if found is None else int(found) - 1
+
+    def _last_of_sqlite(self, table: str) -> int | None:
+        if not self._opened.select("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'"):
+            return None
+        query = "SELECT COALESCE(max(seq), 0) FROM sqlite_sequence WHERE name = ?"
+        return int(self._opened.value(query, (table,)))
+
+    def raise_ids(self, published: int) -> None:
+        if self._is_sqlite:
+            name = target.table_name(self._relay.outbox).name
+            with self._opened.transaction("BEGIN IMMEDIATE"):
+                end = max(self._last_of_sqlite(name) or 0, self._renumber(*self._ends(), published))
+                self._opened.execute("DELETE FROM sqlite_sequence WHERE name = ?", (name,))
+                self._opened.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (name, end))
+            return
+        # The change of the counter waits for open transactions, and later ones get ids above it.
+        # The rows of now move into the room that it leaves.
+        first, last = self._ends()
+        end = max(self.last_id() or 0, 2 * max(published, last) - first + ROOM)
+        self._opened.execute("SET SESSION lock_wait_timeout = 10")
+        self._opened.run(f"ALTER TABLE {self._table} AUTO_INCREMENT = {end + 1:d}")
+        with self._opened.transaction():
+            if self._renumber(*self._ends(end), published) > end:
+                raise errors.Transient(
+                    f"the outbox of relay {self._name!r} has got many rows meanwhile"
+                )
+
+    def _ends(self, up_to: int = 2**63 - 1) -> tuple[int, int]:
+        """Return the first and the last id; 0 and 0 if there is no row."""
+        [(first, last)] = self._opened.select(
+            f"SELECT min({self._id}), max({self._id}) FROM {self._table} WHERE {self._id} <= ?",
+            (up_to,),
+        )
+        return first or 0, last or 0
 
     def _is_log_on_disk(self) -> bool:
         on_disk = self._log()[1]

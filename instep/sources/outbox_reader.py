@@ -107,6 +107,29 @@ class OutboxReader(abc.ABC):
     def adopt(self) -> None:  # noqa: B027 - most databases need nothing
         """Make rows that come from another database readable here. Only a person decides this."""
 
+    @abc.abstractmethod
+    def last_id(self) -> int | None:
+        """Return the last id that the database gave out; None if others give them out."""
+
+    @abc.abstractmethod
+    def raise_ids(self, published: int) -> None:
+        """Give rows ids above one: in their order those of now, and all later ones.
+
+        A restored source continues with ids that were published before, also as versions.
+        """
+
+    def _renumber(self, first: int, last: int, above: int) -> int:
+        """Give rows from `first` to `last` new ids above another one; return the last new id."""
+        if not last:
+            return above
+        added = max(above, last) - first + 1
+        self._writing.execute(
+            f"UPDATE {self._table} SET {self._id} = {self._id} + ?"
+            f" WHERE {self._id} BETWEEN ? AND ?",
+            (added, first, last),
+        )
+        return last + added
+
     def keep_dead(self, row: OutboxRow, reason: str) -> None:
         """Keep a row that the topic does not accept. Keeping it twice changes nothing."""
         known = self._writing.select(

@@ -141,6 +141,47 @@ class SnapshotReader(OutboxReader):
             f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot())"
         )
 
+    def last_id(self) -> int | None:
+        sequence = self._sequence()
+        if sequence is None:
+            return None
+        last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
+        return int(self._side.value(f"SELECT {last} FROM {sequence}"))
+
+    def raise_ids(self, published: int) -> None:
+        sequence = self._sequence()
+        with self._side.transaction():
+            # waits for transactions that are adding rows, and lets no other add one
+            self._side.execute(f"LOCK TABLE {self._table} IN SHARE ROW EXCLUSIVE MODE")
+            end = self._renumber(*self._latest_rows(), published)
+            if sequence is not None:
+                self._side.select("SELECT setval(?::regclass, ?)", (sequence, end))
+
+    def _sequence(self) -> str | None:
+        """Return the sequence that gives out the ids, as SQL writes its name."""
+        found = self._side.value(
+            "SELECT pg_get_serial_sequence(?, ?)", (self._table, self._relay.columns.id)
+        )
+        return None if found is None else str(found)
+
+    def _latest_rows(self) -> tuple[int, int]:
+        """Return the first and last id of the rows behind which no row was removed; 0 if none.
+
+        Partitions are emptied in any order. A row before an empty one may be older than what was
+        published of its document, so it keeps its id.
+        """
+        last = self._side.value(f"SELECT max({self._id}) FROM {self._table}")
+        if last is None:
+            return 0, 0
+        lowest = f"SELECT min({self._id}) FROM {self._table} WHERE {self._id} BETWEEN ? AND ?"
+        if not self._has_ring:
+            return int(self._side.value(lowest, (-(2**63), last))), int(last)
+        size = 1 << tables.PARTITION_BITS
+        first, begin, end = int(last), int(last) // size * size, int(last)
+        while end > 0 and (found := self._side.value(lowest, (begin, end))) is not None:
+            first, begin, end = int(found), begin - size, begin - 1
+        return first, int(last)
+
     def close(self) -> None:
         self._side.close()
         super().close()

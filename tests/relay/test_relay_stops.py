@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from instep import errors, sources
-from instep.kafka import position_topic, record_writer, topics
+from instep.kafka import offsets, position_topic, reading, record_writer, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.record_writer import RecordWriter
 from instep.relay import reset
@@ -27,6 +27,7 @@ from instep.sources.connection import SourceConnection
 from instep.sources.id_reader import IdReader
 from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxReader
+from tests.support.backups import Backup
 from tests.support.databases import run_sql
 from tests.support.print_shop import PrintShop, difference, published
 from tests.support.relays import declare, run_once
@@ -95,6 +96,59 @@ def test_a_source_restored_from_a_backup_stops_the_relay(
     assert plan.published_rows >= rows > 0  # those of the backup, or all
     reset.execute(name, relay, cluster, "start")
     assert run_once(name, relay, cluster)[0].rows > 0
+
+
+def newest(cluster: Cluster, topic: str) -> dict[str, int]:
+    """Return the version of each document in the event with the highest number."""
+    partitions = topics.describe(cluster, topic).partitions
+    ends = offsets.latest(cluster, topic, partitions)
+    found: dict[str, tuple[int, int]] = {}
+    for record in reading.read(cluster, topic, {part: (0, end) for part, end in ends.items()}):
+        body = json.loads(record.value or b"")
+        key = (record.key or b"").decode()
+        found[key] = max(found.get(key, (0, 0)), (body["number"], body["version"]))
+    return {key: version for key, (_, version) in found.items()}
+
+
+@pytest.mark.parametrize(
+    "kind", ["postgres", "mariadb", pytest.param("mysql", marks=pytest.mark.long), "sqlite"]
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_versions_that_are_ids_go_on_above_those_that_were_published(
+    kind: str, is_late: bool, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Restore a source whose events are numbered by the outbox: the highest number is the state.
+
+    Rows are added after the restore, before and after the reset.
+    """
+    shop = open_shop(kind, version="number")
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(3)
+    run_once(name, relay, cluster)
+    backup = Backup(url)
+    shop.work(60, seed=1)
+    run_once(name, relay, cluster)
+    backup.restore()
+    backup.remove()
+    if is_late:
+        shop.work(10, seed=2)
+    with pytest.raises(errors.SourceRestored):
+        run_once(name, relay, cluster)
+    reset.execute(name, relay, cluster, "start")
+    if is_late:  # what was changed after the restore has arrived, not what it undid
+        changed = shop.counts()
+        run_once(name, relay, cluster)
+        found = newest(cluster, relay.topic)
+        waiting = {document for document in changed if found[document] == changed[document]}
+        assert len(waiting) >= 10
+    # every document is changed, and so has a state that the topic must know
+    documents = sorted(newest(cluster, relay.topic))
+    with SourceConnection(url) as opened:
+        for document in documents:
+            with opened.transaction():
+                shop.change(opened, document)
+    run_once(name, relay, cluster)
+    assert newest(cluster, relay.topic) == shop.counts()
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])

@@ -288,8 +288,10 @@ def sequence_cached(case: RelayContext) -> Iterator[Violation]:
     what="The database does not give out the ids of the outbox, or gives out some of them twice.",
     consequence="The relay knows by the id what it has published. A repeated id looks like a "
     "source that was restored from a backup: the relay stops with SOURCE_RESTORED. On SQLite, only "
-    "AUTOINCREMENT prevents that ids of deleted rows are used again.",
-    remedy="Create the outbox with instep relay init, which uses AUTOINCREMENT and AUTO_INCREMENT.",
+    "AUTOINCREMENT prevents that ids of deleted rows are used again. If the relay adds ids as "
+    "versions (version = …), a repeated id is also an old version, and pipelines drop the event.",
+    remedy="Create the outbox with instep relay init, which uses AUTOINCREMENT and AUTO_INCREMENT. "
+    "Then let ids continue above those that were published: instep relay reset NAME --to end.",
     acceptable_when="If the application ensures that every id is higher than all before it.",
 )
 def id_not_autoincrement(case: RelayContext) -> Iterator[Violation]:
@@ -302,10 +304,7 @@ def id_not_autoincrement(case: RelayContext) -> Iterator[Violation]:
         case "sqlite":
             missing = "AUTOINCREMENT"
             # SQLite cannot change a column.
-            fix = (
-                f"once the relay has published every row: DROP TABLE {quoted}; then instep relay"
-                f" init {case.name}"
-            )
+            fix = f"DROP TABLE {quoted}; instep relay init {case.name}"
         case "postgresql":
             missing = "an identity column, nor from a sequence"
             fix = (
@@ -315,6 +314,11 @@ def id_not_autoincrement(case: RelayContext) -> Iterator[Violation]:
         case _:
             missing = "AUTO_INCREMENT"
             fix = f"ALTER TABLE {quoted} MODIFY {column} BIGINT NOT NULL AUTO_INCREMENT"
+    # The new counter begins at 1, also if the relay has published higher ids.
+    fix = (
+        f"stop the application; once the relay has published every row, stop it, too; {fix};"
+        f" instep relay reset {case.name} --to end --execute"
+    )
     yield Violation(
         Severity.ERROR,
         f"table {outbox}",
