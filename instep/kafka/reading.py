@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,15 +43,15 @@ def columns(
     headers: bool,
     bytes_max: int = 0,
 ) -> Iterator[RecordColumns]:
-    """Yield the committed records of ranges in chunks.
+    """Yield the committed records of whole ranges in chunks.
 
-    Stop, and say so, when the values add up to `bytes_max` bytes, if that is not 0.
+    Stop, and say so, when keys and values add up to `bytes_max` bytes, if that is not 0.
     """
     chunk: list[Message] = []
     size = total = 0
-    for _, message in messages(cluster, topic, ranges):
+    for _, message in messages(cluster, topic, ranges, whole=True):
         chunk.append(message)
-        size += len(message)
+        size += len(message) + len(message.key() or b"")
         is_cut = 0 < bytes_max <= total + size
         if is_cut or len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield _columns(chunk, headers=headers, is_cut=is_cut)
@@ -80,14 +80,18 @@ def _columns(chunk: Sequence[Message], *, headers: bool, is_cut: bool = False) -
 
 
 def read(
-    cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]
-) -> Iterator[LogRecord]:
+    cluster: connection.Cluster,
+    topic: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *,
+    whole: bool = False,
+) -> Generator[LogRecord, None, None]:
     """Return the committed records of half-open ranges of offsets; partitions are mixed.
 
-    A range whose start the log no longer has begins at the log's first offset: where a gap would
-    do harm, the caller compares both. Raises OffsetsExpired if the log loses records meanwhile.
+    A range whose start the log no longer has begins at the log's first offset. Where a gap would
+    do harm, ask for `whole` ranges. Raises OffsetsExpired if the log loses records meanwhile.
     """
-    for partition, message in messages(cluster, topic, ranges):
+    for partition, message in messages(cluster, topic, ranges, whole=whole):
         yield offsets.record(message, partition)
 
 
@@ -98,8 +102,12 @@ def messages(
     *,
     committed: bool = True,
     finished: Collection[int] = (),
+    whole: bool = False,
 ) -> Iterator[tuple[int, Message]]:
-    """Return messages of ranges; the caller adds a partition to `finished` to stop reading it."""
+    """Return messages of ranges; the caller adds a partition to `finished` to stop reading it.
+
+    With `whole`, raise OffsetsExpired if the log no longer has the start of a range.
+    """
     ends = offsets.latest(cluster, topic, ranges, committed)
     ends_left = {
         part: min(end, ends[part])
@@ -110,6 +118,9 @@ def messages(
         return
     # A range may begin below the first offset of the log, which would be an error for the client.
     first = offsets.earliest(cluster, topic, ends_left)
+    for part in ends_left:
+        if whole and first[part] > ranges[part][0]:
+            raise _expired(topic, part)
     topic_partitions = [
         TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in ends_left
     ]
@@ -230,12 +241,16 @@ def raise_if_permanent(
 ) -> None:
     """Raise permanent errors."""
     if error.code() in offsets.OFFSET_DELETED_CODES:
-        raise errors.OffsetsExpired(
-            f"records of topic {topic!r}, partition {partition}, were deleted while they were read",
-            "run the command again",
-        )
+        raise _expired(topic, partition)
     if faults.ends_reading(error):
         raise cluster.translate(error, operation, since)
+
+
+def _expired(topic: str, partition: int | None) -> errors.OffsetsExpired:
+    return errors.OffsetsExpired(
+        f"records of topic {topic!r}, partition {partition}, were deleted while they were read",
+        "run the command again",
+    )
 
 
 def _finish(scanner: Consumer, topic: str, partition: int, ends_left: dict[int, int]) -> None:

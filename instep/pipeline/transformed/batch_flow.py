@@ -11,7 +11,7 @@ import contextlib
 import threading
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -22,9 +22,9 @@ from instep.document.decoding import Record, record_of
 from instep.kafka import offsets, reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import failures
-from instep.pipeline.applier import is_full
 from instep.pipeline.engine import Report
 from instep.pipeline.transformed.batches import Range
+from instep.pipeline.transformed.transformer import BYTES_MAX, RECORDS_MAX, size_of
 
 IDLE_S = 0.1  # between two looks for new records
 STOP_PATIENCE_S = 10.0
@@ -173,14 +173,29 @@ class BatchFlow:
         share = max(1, self._rows_max // max(1, len(waiting)))
         return [(p, s := offsets_now[p], min(ends[p], s + share)) for p in sorted(waiting)]
 
-    def _chunks(self, partition: int, start: int, end: int) -> list[list[Record]]:
-        """Return the records of a range, in chunks that fit into a transaction."""
-        chunks: list[list[Record]] = [[]]
+    def _chunks(self, partition: int, start: int, end: int) -> Iterator[list[Record]]:
+        """Yield the records of a range in chunks, each small enough for one job.
+
+        A chunk is read when the one before it is done, so that only one is in memory. Its reader is
+        given back before: to find the records of a chunk that fail may take minutes.
+        """
+        while chunk := self._chunk(partition, start, end):
+            yield chunk
+            start = chunk[-1].offset + 1
+
+    def _chunk(self, partition: int, start: int, end: int) -> list[Record]:
+        """Return the first records of a range."""
+        if self._stopped.is_set():
+            raise errors.StartAgain(f"{self._name} was stopped")
+        chunk: list[Record] = []
         size = 0
-        for found in reading.read(self._cluster, self._topic, {partition: (start, end)}):
-            chunks[-1].append(record_of(found))
-            size += len(found.value or b"")
-            if is_full(chunks[-1], size):
-                chunks.append([])
-                size = 0
-        return [chunk for chunk in chunks if chunk]
+        ranges = {partition: (start, end)}
+        with contextlib.closing(
+            reading.read(self._cluster, self._topic, ranges, whole=True)
+        ) as found:
+            for one in found:
+                chunk.append(record_of(one))
+                size += size_of(chunk[-1])
+                if len(chunk) >= RECORDS_MAX or size >= BYTES_MAX:
+                    break
+        return chunk

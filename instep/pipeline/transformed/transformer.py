@@ -142,7 +142,7 @@ class Transformer(Generic[Made]):
         size = 0
         for record in records:
             chunk.append(record)
-            size += len(record.value or b"") + len(record.key or b"")
+            size += size_of(record)
             if len(chunk) >= RECORDS_MAX or size >= BYTES_MAX:
                 found += self._halved(chunk)
                 chunk, size = [], 0
@@ -167,7 +167,21 @@ class Transformer(Generic[Made]):
         try:
             self._plan.given([])
         except (PySparkException, Py4JJavaError) as error:
-            raise failures.read(str(error)) or failures.unexplained(error) from error
+            self._refuse_other_causes(error)
+            raise failures.unexplained(error) from error
+
+    def _refuse_other_causes(self, error: Exception) -> None:
+        """Raise if the flow was stopped, or if a task has failed with an error of ours."""
+        if self._is_stopped():
+            raise errors.StartAgain("the flow was stopped while it transformed records") from error
+        if (known := failures.read(str(error))) is not None:
+            raise known from error
+
+
+def size_of(record: Record) -> int:
+    """Return the bytes of a record's key, value and headers."""
+    in_headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + in_headers
 
 
 def readable(error: Exception) -> str:
