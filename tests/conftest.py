@@ -116,6 +116,7 @@ QUICK = (
     "pipeline/test_live_view.py",
     "pipeline/test_stop.py",
     "pipeline/test_task.py",
+    "pipeline/test_transformer.py",
     "reconcile/test_coverage.py",
     "report",
     "sinks/test_facts.py",

@@ -206,7 +206,7 @@ class TransformingStreamFlow(BatchFlow):
         self, ranges: Sequence[Range], ends: Mapping[int, int]
     ) -> Mapping[int, int]:
         """Publish a batch in which the transformation fails: find the records on which it does."""
-        transform = Transformer(self._outputs)
+        transform = Transformer(self._outputs, self._stopped.is_set)
         for partition, start, end in ranges:
             for records in self._chunks(partition, start, end):
                 same_source = self._publishers.same_source()

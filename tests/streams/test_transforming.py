@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 import tomllib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instep import errors
+from instep.document.decoding import Record
 from instep.kafka import configs, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import LogRecord
 from instep.pipeline.runner import RunnerState
 from instep.streams import output, reset, starts, transforming
+from instep.streams.output import OutputRecord
 from instep.streams.runner import StreamRunner
+from instep.streams.transforming import OutputPlan
 from tests.support.producing import IN_ORDER
 from tests.support.streams import Copy, by_key, contents, declare, log, own_id
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/process-in-two-stages.md"
 SCHEMA = "no INT, state STRING, lines ARRAY<STRUCT<id STRING, pages INT>>"
@@ -254,6 +260,38 @@ def test_a_record_that_cannot_be_transformed_stops_the_stream_or_is_a_dead_lette
     assert b"cannot transform record" in (headers[output.DETAIL] or b"")
     assert (run.progress.totals["applied"], run.progress.totals["dead"]) == (2, 1)
     assert starts.read_positions(cluster, name)[0].next_offset == 3
+
+
+def test_a_stop_while_a_record_is_searched_makes_no_good_record_a_dead_letter(
+    cluster: Cluster, copy: Copy, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop cancels the job of a single record, which is not to blame."""
+    dead = f"dead-{uuid.uuid4().hex}"
+    topics.create(cluster, dead, 1)
+    name, stream = declare(cluster, sql=CAST, partitions=(1, 1), dead_letters=dead)
+    publish(cluster, stream.source, [b"no number", b"2"])
+    run: StreamRunner
+    is_reached = threading.Event()
+    given = OutputPlan.given
+
+    def slow(self: OutputPlan, records: Sequence[Record]) -> list[OutputRecord]:
+        if [record.offset for record in records] == [1]:
+            is_reached.set()
+            spark.sparkContext.parallelize([0], 1).foreach(lambda _: time.sleep(60))
+        return given(self, records)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputPlan, "given", slow)
+        run = copy(name, stream)
+        assert is_reached.wait(60)
+        jobs = spark.sparkContext.statusTracker()
+        wait_until(lambda: bool(jobs.getActiveJobsIds()), "the job that is cancelled")
+        run.stop(patience_s=60)
+    assert not run.is_alive()
+    assert run.error is None
+    ended(copy(name, stream, once=True))
+    assert [one.value for one in log(cluster, dead)] == [b"no number"]
+    assert [one.value for one in log(cluster, stream.target)] == [b"3"]
 
 
 def test_output_without_a_key_or_too_large_is_a_dead_letter(cluster: Cluster, copy: Copy) -> None:

@@ -116,7 +116,7 @@ class TransformingFlow(BatchFlow):
 
     def _apply_one_by_one(self, ranges: Sequence[Range]) -> dict[str, int]:
         """Apply a batch in which the transformation fails: find the records on which it does."""
-        transform = Transformer(self._events)
+        transform = Transformer(self._events, self._stopped.is_set)
         outcomes = []
         begins = {partition: start for partition, start, _ in ranges}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -130,10 +130,16 @@ class RecordPlan(Protocol[Made]):
 
 
 class Transformer(Generic[Made]):
-    """Transforms records one by one or many at once, and says which of them fail."""
+    """Transforms records one by one or many at once, and says which of them fail.
 
-    def __init__(self, plan: RecordPlan[Made]) -> None:
-        self._plan = plan
+    A stop cancels jobs of Spark, and a cancelled job looks like one that fails on its records.
+    """
+
+    def __init__(
+        self, plan: RecordPlan[Made], is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Take the plan, and what says that jobs may have been cancelled."""
+        self._plan, self._is_stopped = plan, is_stopped
 
     def __call__(self, records: Sequence[Record]) -> list[Made]:
         """Return what is made of records of the log, in order; a failure is a result too."""
@@ -154,13 +160,23 @@ class Transformer(Generic[Made]):
         try:
             return self._plan.given(records)
         except (PySparkException, Py4JJavaError) as error:
-            if (known := failures.read(str(error))) is not None:
-                raise known from error
-            if len(records) == 1:
-                self._refuse_broken_spark()
-                return [self._plan.failed(records[0], readable(error))]
+            self._refuse_other_causes(error)
+        if len(records) == 1:
+            return self._tried_again(records[0])
         middle = len(records) // 2
         return self._halved(records[:middle]) + self._halved(records[middle:])
+
+    def _tried_again(self, record: Record) -> list[Made]:
+        """Transform a record that has failed alone; if it fails again, say so.
+
+        A lost executor, or somebody who ends a job in Spark's pages, would fail any record once.
+        """
+        try:
+            return self._plan.given([record])
+        except (PySparkException, Py4JJavaError) as error:
+            self._refuse_other_causes(error)
+            self._refuse_broken_spark()
+            return [self._plan.failed(record, readable(error))]
 
     def _refuse_broken_spark(self) -> None:
         """Raise if it is not the record: then Spark fails without any, too."""
