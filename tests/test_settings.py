@@ -547,6 +547,70 @@ def test_a_stream_with_contradictory_settings_is_refused(more: str, what: str) -
         settings.parse(STREAM + more, {})
 
 
+def streams(*pairs: tuple[str, str, str]) -> str:
+    """Return streams between topics, one for each source, target and topic of dead letters."""
+    return "".join(
+        f'[streams.s{number}]\nfrom = "{source}"\nto = "{target}"\ndead_letters = "{dead}"\n'
+        for number, (source, target, dead) in enumerate(pairs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "loop"),
+    [
+        (streams(("x", "y", "d"), ("y", "x", "d")), "streams.s0, streams.s1 bring"),
+        (
+            streams(("x", "y", "d"), ("a", "b", "d"), ("z", "x", "d"), ("y", "z", "d")),
+            "streams.s0, streams.s3, streams.s2 bring",
+        ),
+        (streams(("a", "x", "d"), ("x", "y", "e"), ("e", "x", "f")), "streams.s1, streams.s2"),
+    ],
+)
+def test_streams_that_publish_to_each_other_are_refused(declared: str, loop: str) -> None:
+    with pytest.raises(errors.SettingsError, match="they would never end") as caught:
+        settings.parse(declared, {})
+    assert loop in caught.value.what
+
+
+def test_streams_may_share_topics_as_long_as_they_end() -> None:
+    declared = streams(("x", "y", "d"), ("x", "z", "d"), ("y", "e", "f"), ("z", "e", "d"))
+    assert len(settings.parse(declared, {}).streams) == 4
+
+
+ARCHIVES = """
+[archives.one]
+topic = "t"
+path = "{}"
+[archives.two]
+topic = "t"
+path = "{}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "where"),
+    [
+        ("arch", "./arch", "is"),
+        ("arch", "other/../arch/", "is"),
+        ("arch", str(Path("arch").absolute()), "is"),
+        (f"file://{Path('arch').absolute()}", "arch", "is"),
+        ("s3://bucket/a/", "s3://bucket/a", "is"),
+        ("arch", "arch/two", "is below"),
+        ("s3://bucket/a", "s3://bucket/a/two", "is below"),
+    ],
+)
+def test_two_archives_in_one_folder_are_refused(one: str, two: str, where: str) -> None:
+    with pytest.raises(errors.SettingsError, match=f"path {where} the folder of archives"):
+        settings.parse(ARCHIVES.format(one, two), {})
+    with pytest.raises(errors.SettingsError, match=f"path {where} the folder of archives"):
+        settings.parse(ARCHIVES.format(two, one), {})
+
+
+@pytest.mark.parametrize(("one", "two"), [("arch", "arch2"), ("s3://a/b", "s3://a/bc")])
+def test_archives_may_be_beside_each_other(one: str, two: str) -> None:
+    assert len(settings.parse(ARCHIVES.format(one, two), {}).archives) == 2
+
+
 KPI = """
 [kpis.print_kpis]
 pipeline = "contracts"
@@ -578,6 +642,14 @@ def test_a_kpi_with_contradictory_settings_is_refused(more: str, what: str) -> N
     text = text.replace('"] }', '"]')
     with pytest.raises(errors.SettingsError, match=re.escape(what)):
         settings.parse(f"{GOOD}{text}{more}", SECRETS)
+
+
+def test_a_kpi_of_a_pipeline_with_a_transformation_is_refused() -> None:
+    transform = '[pipelines.contracts.transform]\nsql = "SELECT * FROM records"\n'
+    text = changed('engine = "resident"\n', "") + transform + KPI
+    with pytest.raises(errors.SettingsError, match="would count the records as they are") as caught:
+        settings.parse(text, SECRETS)
+    assert "[streams.NAME]" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from instep import errors
 from instep.settings import lookup
 from instep.settings.file import JOB_TABLES, Settings
 from instep.settings.jobs import Archive, Kpi, Stream
 from instep.settings.pipeline_checks import check_start
+from instep.settings.pipelines import Pipeline
 from instep.settings.values import KPI_NAME_CHARACTERS_MAX, TOPIC_PART
 
 
@@ -26,15 +30,58 @@ def refuse_shared_names(settings: Settings) -> None:
 
 
 def refuse_shared_folders(settings: Settings) -> None:
-    """Refuse two archives in one folder."""
-    seen: dict[str, str] = {}
-    for name, archive in settings.archives.items():
-        other = seen.setdefault(archive.path.rstrip("/"), name)
-        if other != name:
-            raise errors.SettingsError(
-                f"archives.{name}.path is the folder of archives.{other}",
-                "give each archive a folder of its own",
-            )
+    """Refuse two archives in one folder, or one in the folder of another.
+
+    Vacuum removes every file below an archive's folder that the archive does not know.
+    """
+    folders = {name: _folder(archive.path) for name, archive in settings.archives.items()}
+    for name, folder in folders.items():
+        for other, outer in folders.items():
+            if other != name and f"{folder}/".startswith(f"{outer}/"):
+                where = "is" if folder == outer else "is below"
+                raise errors.SettingsError(
+                    f"archives.{name}.path {where} the folder of archives.{other}",
+                    "give each archive a folder of its own, beside the others",
+                )
+
+
+def _folder(path: str) -> str:
+    """Return a folder so that the same folder has the same text, however it is written."""
+    local = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in local else str(Path(local).resolve())
+
+
+def refuse_loops(settings: Settings) -> None:
+    """Refuse streams that bring records back to the topic that they came from."""
+    for name, stream in settings.streams.items():
+        for topic in _outputs(stream):
+            way = _way(settings.streams, topic, stream.source)
+            if way is not None:
+                streams = ", ".join(f"streams.{one}" for one in (name, *way))
+                raise errors.SettingsError(
+                    f"{streams} bring records back to the topic {stream.source!r} that they came"
+                    " from: they would never end",
+                    "let one of them publish to another topic",
+                )
+
+
+def _way(streams: Mapping[str, Stream], start: str, end: str) -> list[str] | None:
+    """Return the streams that bring records of one topic to another; None if none do."""
+    ways: dict[str, list[str]] = {start: []}
+    waiting = [start]
+    while waiting and end not in ways:
+        topic = waiting.pop()
+        for name, stream in streams.items():
+            for output in _outputs(stream):
+                if stream.source == topic and output not in ways:
+                    ways[output] = [*ways[topic], name]
+                    waiting.append(output)
+    return ways.get(end)
+
+
+def _outputs(stream: Stream) -> list[str]:
+    """Return the topics that a stream publishes to."""
+    return [topic for topic in (stream.target, stream.dead_letters) if topic is not None]
 
 
 def check_stream(name: str, stream: Stream) -> None:
@@ -69,7 +116,7 @@ def check_kpi(settings: Settings, name: str, kpi: Kpi) -> None:
         raise errors.SettingsError(f"{place} has {problem}", "name one of them")
     event = kpi.event
     if kpi.pipeline is not None:
-        event = lookup.pipeline(settings, kpi.pipeline).event
+        event = _counted_pipeline(settings, place, kpi.pipeline).event
     if kpi.pipeline is not None and kpi.event is not None:
         raise errors.SettingsError(
             f"{place}.event is set, but pipeline {kpi.pipeline!r} says which fields are used",
@@ -87,6 +134,19 @@ def check_kpi(settings: Settings, name: str, kpi: Kpi) -> None:
         )
     _check_durations(place, kpi)
     check_start(place, kpi.start)
+
+
+def _counted_pipeline(settings: Settings, place: str, name: str) -> Pipeline:
+    """Return the pipeline of a KPI; refuse one whose events are not the records of its topic."""
+    pipeline = lookup.pipeline(settings, name)
+    if pipeline.transform is not None:
+        raise errors.SettingsError(
+            f"{place}.pipeline is {name!r}, which has a transformation: a KPI would count the"
+            " records as they are, not what is made of them",
+            "let a stream publish the events: [streams.NAME] with the same statement; then name"
+            f" its output topic in [{place}] instead of the pipeline, with target and event",
+        )
+    return pipeline
 
 
 def _check_durations(place: str, kpi: Kpi) -> None:

@@ -18,6 +18,7 @@ from instep.settings.job_checks import (
     check_kpi,
     check_relay,
     check_stream,
+    refuse_loops,
     refuse_shared_folders,
     refuse_shared_names,
 )
@@ -163,6 +164,7 @@ def _converted(expanded: dict[str, Any]) -> Settings:
         check_bridge(bridge_name, declared)
     refuse_shared_names(settings)
     refuse_shared_folders(settings)
+    refuse_loops(settings)
     check_security(settings.kafka.security)
     spark_options.check(settings.spark.master, settings.spark.memory)
     return _with_absolute_paths(settings)
