@@ -8,7 +8,7 @@ in `effects.py`; what a rebalance adds is in `rebalance.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,15 @@ from instep.report.tables import Cell
 from instep_lab import checkers, history, integrity
 from instep_lab.claim import experiment
 from instep_lab.claims import crashes, senders
-from instep_lab.claims.crashes import BATCH, FIRST, RECORDS, SECOND, CrashEffect, CrashSeries
+from instep_lab.claims.crashes import (
+    BATCH,
+    FIRST,
+    NEVER_MS,
+    RECORDS,
+    SECOND,
+    CrashEffect,
+    CrashSeries,
+)
 from instep_lab.clients import committed_offsets
 from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Pool
 from instep_lab.clients.library import Library
@@ -64,6 +72,16 @@ def _worked(scenario: Scenario) -> int:
     return sum(one.kind is OperationKind.WORK for one in scenario.history())
 
 
+def _close_within_batch(
+    trial: Trial, scenario: Scenario, fails_on: int, **options: Any
+) -> CrashEffect:
+    """Close a consumer whose work failed within a batch, and let another one finish."""
+    plan = crashes.plan(trial, **options)
+    crashes.publish(trial, scenario, plan.topic)
+    scenario.consume(msgspec.structs.replace(plan, member=FIRST, fails_on=fails_on))
+    return crashes.finish(trial, scenario, plan, killed=False)
+
+
 @experiment(
     "commit-1",
     statement=(
@@ -74,20 +92,25 @@ def _worked(scenario: Scenario) -> int:
         "Automatic commit every 200 ms, with the Java client and with librdkafka. A consumer "
         "hands its records to slow threads, or processes them itself, and is killed at a random "
         "point after the first commit; a second consumer finishes. With librdkafka, repeat with "
-        "the offset stored only after the work."
+        "the offset stored only after the work. Then the work fails within a batch and the "
+        "consumer closes, as in a program that closes it in a finally block; the interval is so "
+        "long that only closing commits."
     ),
     advice=(
         "Never hand work to threads that the commit does not wait for. The Java client commits "
-        "in the next poll what the last one returned: work in the reading thread is safe. "
-        "librdkafka commits in the background what was handed out: store the offset after the "
-        "work (enable.auto.offset.store=false), or commit manually."
+        "in the next poll what the last one returned: work in the reading thread is safe, unless "
+        "the program closes the consumer with part of a batch undone, for example after an "
+        "exception: close() commits the whole batch. librdkafka commits what was handed out, in "
+        "the background and when it closes: store the offset after the work "
+        "(enable.auto.offset.store=false), or commit manually."
     ),
     why=(
         "The Java client commits inside poll, and what it commits was returned by an earlier "
         "poll: a thread that works before it polls again has finished by then. librdkafka marks "
         "an offset as soon as it hands the record out, and commits marked offsets from a "
         "background thread, whether the work is done or not. Neither client knows of work in "
-        "other threads."
+        "other threads. When it closes, the Java client commits its position, and librdkafka what "
+        "is marked: both are the end of the batch."
     ),
     scope=(
         "Java client since 0.9, and librdkafka since 0.9 with enable.auto.offset.store=true, "
@@ -101,8 +124,17 @@ def _worked(scenario: Scenario) -> int:
     sources=("documentation: enable.auto.commit", "librdkafka: configuration", "KAFKA-18641"),
 )
 def loss_with_automatic_commit(trial: Trial) -> None:
+    _lose_by_kills(trial)
+    _lose_by_closing(trial)
+
+
+STORED_LATER: Mapping[str, Any] = {"enable.auto.offset.store": False}
+
+
+def _lose_by_kills(trial: Trial) -> None:
+    """Kill consumers between the commit and the work."""
     often = {"auto.commit.interval.ms": 200}
-    later = {**often, "enable.auto.offset.store": False}
+    later = {**often, **STORED_LATER}
     threads = {"pool": Pool.BY_RECORD, "work_ms": 200, "config": often}
     same_thread = {"work_ms": 20, "batch": 100, "config": often}
     cases: dict[str, dict[str, Any]] = {
@@ -153,6 +185,76 @@ def loss_with_automatic_commit(trial: Trial) -> None:
         "librdkafka: storing the offset after the work loses no records",
         safe.lost == 0,
         safe.describe_lost(),
+    )
+
+
+def _lose_by_closing(trial: Trial) -> None:
+    """Close consumers within a batch, with and without automatic commit."""
+    only_closing = {"auto.commit.interval.ms": NEVER_MS}
+    later = {**only_closing, **STORED_LATER}
+    cases: dict[str, dict[str, Any]] = {
+        "librdkafka, stored after the work": {"commit": CommitMode.AUTO, "config": later}
+    }
+    for library in CLIENTS:
+        cases[f"{library}, automatic commit"] = {
+            "commit": CommitMode.AUTO,
+            "library": library,
+            "config": only_closing,
+        }
+        cases[f"{library}, no commit"] = {"commit": CommitMode.NEVER, "library": library}
+    results: dict[str, list[CrashEffect]] = {name: [] for name in cases}
+    for number in range(trial.scaled(1, crashes.CRASHES)):
+        within = BATCH * trial.random.randrange(1, 10) + trial.random.randrange(2, 15)
+        found = trial.together(
+            {
+                name: partial(
+                    _close_within_batch,
+                    trial,
+                    trial.scenario(f"{name}, closed {number + 1}"),
+                    within,
+                    **options,
+                )
+                for name, options in cases.items()
+            }
+        )
+        for name, effect in found.items():
+            results[name].append(effect)
+    series = {name: CrashSeries(effects, "closing") for name, effects in results.items()}
+    crashes.tabulate(trial, series)
+    for library in CLIENTS:
+        closed, uncommitted = (
+            series[f"{library}, {how}"] for how in ("automatic commit", "no commit")
+        )
+        trial.control(
+            f"{library}: without automatic commit, closing within a batch loses no records",
+            uncommitted.lost == 0,
+            uncommitted.describe_lost(),
+        )
+        trial.statement(
+            "a consumer that closes within a batch loses the rest of it",
+            all(one.lost > 0 for one in closed.effects),
+            closed.describe_lost(),
+            client=library,
+        )
+        _show_closing(trial, library, closed.effects[0])
+    safe = series["librdkafka, stored after the work"]
+    trial.control(
+        "librdkafka: with the offset stored after the work, closing within a batch loses no"
+        " records",
+        safe.lost == 0,
+        safe.describe_lost(),
+    )
+
+
+def _show_closing(trial: Trial, library: Library, closed: CrashEffect) -> None:
+    """Show the end of a consumer whose work failed, and where the next one began."""
+    operations = closed.scenario.history()
+    of_first = [one for one in operations if one.member == FIRST]
+    failed = next(at for at, one in enumerate(of_first) if one.kind is OperationKind.FAULT)
+    of_second = [one for one in operations if one.member == SECOND]
+    trial.show(
+        f"the rest of a batch is lost, with {library}",
+        history.excerpt(operations, [*of_first[failed - 4 :], *of_second[:4]]),
     )
 
 
@@ -829,7 +931,7 @@ def commit_within_batch(trial: Trial) -> None:
         "and before the commit, and repeats; with librdkafka or with threads it may also fall "
         "after the commit and before the work, and lose. So it is neither at-most-once nor "
         "at-least-once, except for the Java client with work in the reading thread, which is "
-        "at-least-once."
+        "at-least-once as long as it does not close the consumer within a batch (commit-1)."
     ),
     scope=(
         "Java client and librdkafka since 0.9, with the classic protocol and "

@@ -24,6 +24,7 @@ BATCH = 20
 CRASHES = 30  # in the full tier: with none of them a hit, at most 10 % are
 MOST_AT_ONCE = 8
 FIRST, SECOND = "first", "second"
+NEVER_MS = 600_000  # an interval of automatic commits that no experiment reaches
 SESSION_NOTE = (
     "session.timeout.ms is 1.5 s here, 45 s by default: it decides when the second consumer takes"
     " over, not what is lost or repeated."
@@ -68,9 +69,10 @@ class CrashEffect:
 
 @dataclass(frozen=True, slots=True)
 class CrashSeries:
-    """The effects of several crashes."""
+    """The effects of several crashes, or of another event that ends a consumer."""
 
     effects: Sequence[CrashEffect]
+    event: str = "kill"
 
     @property
     def lost(self) -> int:
@@ -89,17 +91,16 @@ class CrashSeries:
         return sum(one.repeated > 0 for one in self.effects)
 
     def describe_lost(self) -> str:
-        return f"{self.lost} records lost, in {_share(self.losing, len(self.effects))}"
+        return f"{self.lost} records lost, in {self._share(self.losing)}"
 
     def describe_repeated(self) -> str:
-        return f"{self.repeated} records repeated, in {_share(self.repeating, len(self.effects))}"
+        return f"{self.repeated} records repeated, in {self._share(self.repeating)}"
 
     def __str__(self) -> str:
         return f"{self.describe_lost()}; {self.describe_repeated()}"
 
-
-def _share(hits: int, kills: int) -> str:
-    return bounds.describe(hits, kills, "kill")
+    def _share(self, hits: int) -> str:
+        return bounds.describe(hits, len(self.effects), self.event)
 
 
 def session(trial: Trial) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def finish(
     before = scenario.history()
     continues_at = table.stored(Path(consuming.table)) if consuming.keep.stores_offset else {}
     scenario.run(
-        msgspec.structs.replace(consuming, member=SECOND, dies_at=None, stops_on=0, hangs_on=0),
+        msgspec.structs.replace(consuming, member=SECOND, dies_at=None),
         may_share=True,
     )
     made = effect(scenario, consuming, killed=killed, stored=stored or 0, before=before)
@@ -325,17 +326,18 @@ def in_turns(
 
 
 def tabulate(trial: Trial, series: Mapping[str, CrashSeries]) -> None:
-    """Show lost and repeated records of each case, with the number of kills."""
+    """Show lost and repeated records of each case, with the number of kills or other events."""
+    event = next(iter(series.values())).event
     rows: list[Sequence[Cell]] = [
         [name, len(one.effects), one.lost, one.repeated] for name, one in series.items()
     ]
     trial.table(
-        f"Records lost and repeated, of {RECORDS} for each kill",
-        ["scenario", "kills", "lost", "repeated"],
+        f"Records lost and repeated, of {RECORDS} for each {event}",
+        ["scenario", f"{event}s", "lost", "repeated"],
         rows,
     )
     trial.plot(
-        "Records lost and repeated for each kill",
+        f"Records lost and repeated for each {event}",
         "scenario",
         "records",
         {

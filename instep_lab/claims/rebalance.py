@@ -28,7 +28,6 @@ from instep_lab.trial import Scenario, Trial
 CLIENTS = (Library.JAVA, Library.LIBRDKAFKA)
 MAX_POLL_MS = 2_000
 MAX_POLL_NOTE = "max.poll.interval.ms is 2 s here, 5 minutes by default."
-NEVER_MS = 600_000  # an interval of automatic commits that no experiment reaches
 INTERVAL_MS = 200  # between automatic commits
 ABSENT_S = 12.0
 COMMITTED_WITHIN = 5  # records, a part of a batch
@@ -387,7 +386,7 @@ def _join(
         topic=trial.topic(2),
         library=library,
         to_end=False,
-        config={"auto.commit.interval.ms": NEVER_MS},
+        config={"auto.commit.interval.ms": crashes.NEVER_MS},
         **options,
     )
     crashes.publish(trial, scenario, plan.topic)

@@ -108,6 +108,8 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     itself with -9 at the point `dies_at` of record number `dies_on`. Before the work on record
     number `stops_on` it stops itself with SIGSTOP, until somebody continues it; before the work on
     record number `hangs_on` it waits, without polling, until the file `hangs_until` exists.
+    The work on record number `fails_on` raises an error, and the consumer closes, as in a program
+    that closes it in a `finally` block.
 
     What is kept in a topic goes to `output`, by a producer with this `transactional_id`. The work
     takes `work_ms` per record on average, plus `batch_ms` per batch. `also` names further topics to
@@ -142,6 +144,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     stops_on: int = 0
     hangs_on: int = 0
     hangs_until: str = ""
+    fails_on: int = 0
     output: str = ""
     transactional_id: str = ""
     continue_after_error: bool = False
@@ -220,6 +223,10 @@ UNIQUE_COLUMNS = {
 }
 
 
+class WorkFailed(Exception):
+    """The work on a record failed, as planned."""
+
+
 class ConsumerProgress(msgspec.Struct):
     """What a consumer has done so far, for observers in the same process.
 
@@ -257,7 +264,10 @@ def consume(
 
             share_group.consume(plan, connection, history_writer, stop, progress)
         case _:
-            with _Reader(plan, connection, history_writer, stop, progress) as reader:
+            with (
+                contextlib.suppress(WorkFailed),
+                _Reader(plan, connection, history_writer, stop, progress) as reader,
+            ):
                 reader.run()
 
 
@@ -562,7 +572,7 @@ class _Reader:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _pause(self) -> None:
-        """Stop this process, or hang without polling, before the work on the planned record."""
+        """Stop this process, hang without polling, or fail, before the work on a planned record."""
         plan = self._plan
         if plan.stops_on == self._done:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -571,6 +581,9 @@ class _Reader:
             while not (Path(plan.hangs_until).exists() or self._stop.is_set()):
                 time.sleep(HANG_INTERVAL_S)
             self._note_fault("returns")
+        if plan.fails_on == self._done:
+            self._note_fault("fails")
+            raise WorkFailed
 
     def _note_fault(self, note: str) -> None:
         self._history_writer.note(

@@ -675,6 +675,9 @@ public final class LabClient {
     return failure.getClass().getSimpleName();
   }
 
+  /** The work on a record failed, as planned. */
+  private static final class WorkFailed extends RuntimeException {}
+
   /** Reads records, works on them, and commits as planned. */
   private static final class Reader implements ConsumerRebalanceListener {
     private static final Duration POLL = Duration.ofMillis(100);
@@ -737,6 +740,8 @@ public final class LabClient {
         loop();
         endPool();
         history.note(history.operation("end", "ok"));
+      } catch (WorkFailed failure) {
+        history.note(history.operation("fault", "ok").put("note", "fails"));
       } finally {
         endPool();
         if (commit.equals("combined")) {
@@ -826,6 +831,9 @@ public final class LabClient {
         done++;
         dieIf("after the read", done);
         hangIf(done);
+        if (plan.get("fails_on").asInt() == done) {
+          throw new WorkFailed();
+        }
         work(record);
         dieIf("after the work", done);
         mark(record);
