@@ -18,6 +18,7 @@ from instep_lab.clients.process import ClientProcess
 from instep_lab.trial import Scenario, Trial
 
 STABLE = "Stable"
+SESSION_MS, SHORT_SESSION_MS = 45_000, 2_000  # the first is the default
 PATIENCE_S = 120.0
 
 
@@ -69,7 +70,8 @@ class Team:
     """The members of one group, which join and leave.
 
     Members run in threads; one that is to be killed runs in a process. With `slow_ms` the first
-    member in a thread works that long on each batch.
+    member in a thread works that long on each batch. With `expires`, dead members expire soon;
+    otherwise a busy machine must not end a session.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Team:
         assignor: Assignor,
         slow_ms: float = 0.0,
         group: str | None = None,
+        *,
+        expires: bool = False,
         **plan: Any,
     ) -> None:
         self.assignor, self.group, self.slow, self._slow_ms = (
@@ -92,7 +96,15 @@ class Team:
         self._trial, self._scenario, self._topic, self._plan = trial, scenario, topic, plan
         self._present: list[tuple[ConsumerProgress, threading.Event, contextlib.ExitStack]] = []
         self._count = 0
+        self._session_ms = SHORT_SESSION_MS if expires else SESSION_MS
+        if trial.cluster.own and self._by_brokers and not expires:
+            set_session(trial, self.group, SESSION_MS)
         trial.callback(self.close)
+
+    @property
+    def _by_brokers(self) -> bool:
+        """Whether the brokers define the session timeout of the group, and not its members."""
+        return self.assignor.config.get("group.protocol") == "consumer"
 
     @property
     def size(self) -> int:
@@ -144,7 +156,7 @@ class Team:
     def _new_plan(self, batch_ms: float = 0.0) -> Consuming:
         self._count += 1
         config, options = dict(self.assignor.config), dict(self._plan)
-        config |= _sessions(self._trial, self.assignor) | options.pop("config", {})
+        config |= self._sessions() | options.pop("config", {})
         return Consuming(
             topic=self._topic,
             group=self.group,
@@ -155,16 +167,12 @@ class Team:
             **options,
         )
 
-
-def _sessions(trial: Trial, assignor: Assignor) -> dict[str, Any]:
-    """Return short session timeouts for the lab's own brokers, so that dead members expire soon.
-
-    With the consumer protocol the brokers define the timeouts.
-    """
-    if trial.cluster.own is None or assignor.config.get("group.protocol") == "consumer":
-        return {}
-    timeouts = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 500}
-    return {_spell(assignor, name): value for name, value in timeouts.items()}
+    def _sessions(self) -> dict[str, Any]:
+        """Return the timeouts that members set; those of a user's cluster are the defaults."""
+        if self._trial.cluster.own is None or self._by_brokers:
+            return {}
+        timeouts = {"session.timeout.ms": self._session_ms, "heartbeat.interval.ms": 500}
+        return {_spell(self.assignor, name): value for name, value in timeouts.items()}
 
 
 def _spell(assignor: Assignor, name: str) -> str:

@@ -49,7 +49,7 @@ def _kill_when_ahead(trial: Trial, scenario: Scenario, more: int, **options: Any
     """Kill a consumer once the broker has an automatic commit and it has worked on some more."""
     plan = crashes.plan(trial, commit=CommitMode.AUTO, **options)
     crashes.publish(trial, scenario, plan.topic)
-    first = scenario.start(msgspec.structs.replace(plan, member=FIRST, to_end=False))
+    first = scenario.start(crashes.mortal(trial, plan, to_end=False))
     # Wait for the stored commit, not for a time: on a slow machine a fixed time could end before
     # the first commit, and nothing would be lost.
     trial.wait(
@@ -121,7 +121,12 @@ def _close_within_batch(
         "interval is 200 ms here, 5 s by default: a longer one makes the loss rarer, not smaller. "
         + SESSION
     ),
-    sources=("documentation: enable.auto.commit", "librdkafka: configuration", "KAFKA-18641"),
+    sources=(
+        "documentation: enable.auto.commit",
+        "librdkafka: configuration",
+        "KAFKA-18641",
+        crashes.SESSION_SOURCE,
+    ),
 )
 def loss_with_automatic_commit(trial: Trial) -> None:
     _lose_by_kills(trial)
@@ -149,11 +154,10 @@ def _lose_by_kills(trial: Trial) -> None:
         found = trial.together(
             {
                 name: partial(
-                    _kill_when_ahead,
+                    crashes.undisturbed,
                     trial,
-                    trial.scenario(f"{name}, {number + 1}"),
-                    trial.random.randrange(20),
-                    **options,
+                    f"{name}, {number + 1}",
+                    partial(_kill_when_ahead, trial, more=trial.random.randrange(BATCH), **options),
                 )
                 for name, options in cases.items()
             }
@@ -279,7 +283,11 @@ def _show_closing(trial: Trial, library: Library, closed: CrashEffect) -> None:
         "interval is 5 s by default. With a short interval librdkafka repeats little because "
         "it commits what it hands out, which loses records instead (see commit-1). " + SESSION
     ),
-    sources=("documentation: enable.auto.commit", "librdkafka: configuration"),
+    sources=(
+        "documentation: enable.auto.commit",
+        "librdkafka: configuration",
+        crashes.SESSION_SOURCE,
+    ),
 )
 def repeats_with_automatic_commit(trial: Trial) -> None:
     intervals = (60_000, 100)
@@ -343,7 +351,7 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
         "run with librdkafka, the classic protocol and commits of the records that were "
         "processed. " + SESSION
     ),
-    sources=("documentation: semantics",),
+    sources=("documentation: semantics", crashes.SESSION_SOURCE),
 )
 def commit_after_work(trial: Trial) -> None:
     points = (CrashPoint.WORKED, CrashPoint.READ, CrashPoint.COMMITTED)
@@ -399,7 +407,7 @@ def _as_predicted(total: int, pairs: Sequence[tuple[int, int]]) -> bool | None:
         "All clients with manual commits, which the Java client and librdkafka have since 0.9; "
         "run with librdkafka and the classic protocol. " + SESSION
     ),
-    sources=("documentation: semantics",),
+    sources=("documentation: semantics", crashes.SESSION_SOURCE),
 )
 def commit_before_work(trial: Trial) -> None:
     points = (CrashPoint.COMMITTED, CrashPoint.WORKED)
@@ -731,7 +739,11 @@ def _committed(scenario: Scenario) -> int:
         "The Java client's commitAsync behaves differently when a response is missing "
         "(commit-5). " + SESSION
     ),
-    sources=("documentation: ConsumerRebalanceListener", "documentation: commitAsync"),
+    sources=(
+        "documentation: ConsumerRebalanceListener",
+        "documentation: commitAsync",
+        crashes.SESSION_SOURCE,
+    ),
 )
 def combined_commit(trial: Trial) -> None:
     modes: dict[CommitMode, int | None] = {
@@ -788,13 +800,17 @@ def _kill_after_commit(trial: Trial) -> dict[CommitMode, CrashSeries]:
         deaths = crashes.draw(trial, [CrashPoint.COMMITTED], 4)
         functions = {
             (mode, number): partial(
-                crashes.crash,
+                crashes.undisturbed,
                 trial,
-                trial.scenario(f"{mode}, killed {len(found[mode]) + number}"),
-                point,
-                dies_on,
-                commit=mode,
-                commit_every=1,
+                f"{mode}, killed {len(found[mode]) + number}",
+                partial(
+                    crashes.crash,
+                    trial,
+                    point=point,
+                    dies_on=dies_on,
+                    commit=mode,
+                    commit_every=1,
+                ),
             )
             for mode in modes
             for number, (point, dies_on) in enumerate(deaths, start=1)
@@ -861,7 +877,7 @@ def _hand_over(trial: Trial, commit: CommitMode, every: int | None) -> CrashEffe
         "All clients that commit given offsets: the Java client and librdkafka since 0.9; run "
         "with librdkafka and the classic protocol. " + SESSION
     ),
-    sources=("documentation: commitSync",),
+    sources=("documentation: commitSync", crashes.SESSION_SOURCE),
 )
 def commit_within_batch(trial: Trial) -> None:
     steps = (1, 10, 50, 100)
@@ -937,7 +953,11 @@ def commit_within_batch(trial: Trial) -> None:
         "Java client and librdkafka since 0.9, with the classic protocol and "
         "auto.commit.interval.ms at its default of 5 s. " + SESSION
     ),
-    sources=("documentation: enable.auto.commit", "documentation: semantics"),
+    sources=(
+        "documentation: enable.auto.commit",
+        "documentation: semantics",
+        crashes.SESSION_SOURCE,
+    ),
 )
 def automatic_commit_at_most_once(trial: Trial) -> None:
     deaths = crashes.draw(trial, [CrashPoint.WORKED], 1)

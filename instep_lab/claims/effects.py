@@ -69,7 +69,7 @@ class PauseEffect:
         "protocol and SQLite. A pause may be a long garbage collection, a suspended machine or "
         "a slow network. " + crashes.SESSION_NOTE
     ),
-    sources=("documentation: storing offsets outside Kafka", "KIP-62"),
+    sources=("documentation: storing offsets outside Kafka", "KIP-62", crashes.SESSION_SOURCE),
     rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_ASYNCHRONOUSLY"),
 )
 def offset_in_result_transaction(trial: Trial) -> None:
@@ -151,7 +151,10 @@ def _pauses(trial: Trial, keep: Keep) -> list[PauseEffect]:
     ]
     functions = {
         f"{keep}, {number}": partial(
-            _pause, trial, trial.scenario(f"{keep}, paused {number}"), keep, stops_on
+            crashes.undisturbed,
+            trial,
+            f"{keep}, paused {number}",
+            partial(_pause, trial, keep=keep, stops_on=stops_on),
         )
         for number, stops_on in enumerate(stops, start=1)
     }
@@ -162,8 +165,9 @@ def _pause(trial: Trial, scenario: Scenario, keep: Keep, stops_on: int) -> Pause
     """Stop a member within a batch, let another one finish, and continue the first."""
     plan = crashes.plan(trial, keep=keep, commit=CommitMode.NEVER, to_end=False)
     crashes.publish(trial, scenario, plan.topic)
-    first = scenario.start(msgspec.structs.replace(plan, member=FIRST, stops_on=stops_on))
+    first = scenario.start(crashes.mortal(trial, plan, stops_on=stops_on))
     trial.wait(lambda: processes.paused(first.pid), "the first member to stop")
+    crashes.refuse_lost_session(scenario.history())
     trial.note(f"{scenario.name}: SIGSTOP of the first member before record {stops_on}: state T")
     with scenario.background(msgspec.structs.replace(plan, member=SECOND)):
         trial.wait(
@@ -216,7 +220,7 @@ def _pause(trial: Trial, scenario: Scenario, keep: Keep, stops_on: int) -> Pause
         "with unique indexes; run with librdkafka, Kafka 4.3 and SQLite. The id must be in the "
         "record: a producer that sends it twice is covered too. " + crashes.SESSION_NOTE
     ),
-    sources=("documentation: semantics",),
+    sources=("documentation: semantics", crashes.SESSION_SOURCE),
     rules=("DATABASE_SECOND_UNIQUE_KEY",),
 )
 def unique_index(trial: Trial) -> None:
@@ -361,7 +365,7 @@ class TransformEffect:
         "the group's metadata fences old members (KIP-447). Run with librdkafka, whose readers "
         "default to read_committed. " + crashes.SESSION_NOTE
     ),
-    sources=("KIP-98", "KIP-447", "documentation: isolation.level"),
+    sources=("KIP-98", "KIP-447", "documentation: isolation.level", crashes.SESSION_SOURCE),
 )
 def consume_transform_produce(trial: Trial) -> None:
     points = (CrashPoint.WORKED, CrashPoint.WRITING, CrashPoint.READ, CrashPoint.COMMITTED)
@@ -371,7 +375,10 @@ def consume_transform_produce(trial: Trial) -> None:
     }
     functions = {
         f"{keep}, {number}": partial(
-            _transform, trial, trial.scenario(f"{keep}, {number}"), keep, point, dies_on
+            crashes.undisturbed,
+            trial,
+            f"{keep}, {number}",
+            partial(_transform, trial, keep=keep, point=point, dies_on=dies_on),
         )
         for keep, deaths in cases.items()
         for number, (point, dies_on) in enumerate(deaths, start=1)
@@ -447,9 +454,8 @@ def _transform(
         transactional_id=trial.name("transform") if keep is Keep.TRANSACTION else "",
     )
     crashes.publish(trial, scenario, plan.topic)
-    status = scenario.run(
-        msgspec.structs.replace(plan, member=FIRST, dies_at=point, dies_on=dies_on)
-    )
+    status = scenario.run(crashes.mortal(trial, plan, dies_at=point, dies_on=dies_on))
+    crashes.refuse_lost_session(scenario.history())
     scenario.run(msgspec.structs.replace(plan, member=SECOND))
     levels = senders.ISOLATION_LEVELS
     for level in levels:
@@ -490,7 +496,7 @@ def _transform(
         "take part in a two-phase commit of another system is the subject of KIP-939. "
         + crashes.SESSION_NOTE
     ),
-    sources=("KIP-939", "documentation: storing offsets outside Kafka"),
+    sources=("KIP-939", "documentation: storing offsets outside Kafka", crashes.SESSION_SOURCE),
 )
 def exactly_once_without_two_phases(trial: Trial) -> None:
     ways = {

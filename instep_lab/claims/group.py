@@ -20,7 +20,7 @@ from instep.kafka import topics
 from instep.report.tables import Cell
 from instep_lab import bounds, checkers, history, members
 from instep_lab.claim import Tier, experiment
-from instep_lab.claims import membership
+from instep_lab.claims import crashes, membership
 from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import Publishing
@@ -29,7 +29,6 @@ from instep_lab.trial import PATIENCE_S, Scenario, Trial, spread
 
 KEYS = 30
 QUIET_S = 0.5
-SHORT_SESSION = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 500}
 
 
 @experiment(
@@ -107,7 +106,14 @@ def _kill_before_commit(trial: Trial) -> None:
     missing = killed = 0
     for first in range(0, kills, TOGETHER):
         jobs = {
-            str(number): partial(_kill_and_take_over, trial, number, count, points[number])
+            str(number): partial(
+                crashes.undisturbed,
+                trial,
+                f"killed at record {points[number]}, {number + 1}",
+                partial(
+                    _kill_and_take_over, trial, number=number, count=count, point=points[number]
+                ),
+            )
             for number in range(first, min(first + TOGETHER, kills))
         }
         for died, again, lost in trial.together(jobs).values():
@@ -126,26 +132,25 @@ def _kill_before_commit(trial: Trial) -> None:
 
 
 def _kill_and_take_over(
-    trial: Trial, number: int, count: int, point: int
+    trial: Trial, scenario: Scenario, number: int, count: int, point: int
 ) -> tuple[bool, checkers.Anomalies, int]:
     """Kill a member at the given record, and let another one take over.
 
     Return whether it was killed, what was read again, and how much is missing.
     """
-    scenario = trial.scenario(f"killed at record {point}, {number + 1}")
     topic, group = trial.topic(3), trial.group()
     scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=f"{trial.seed}-{number}"))
     plan = Consuming(
         topic=topic,
         group=group,
-        member="killed",
         batch=BATCH,
         idle_s=PATIENCE_S,
-        config={"session.timeout.ms": 6_000} if trial.cluster.own is None else SHORT_SESSION,
+        config=dict(crashes.LONG_SESSION),
     )
     # with a count, so that one that lives on ends too
-    dies = msgspec.structs.replace(plan, dies_at=CrashPoint.WORKED, dies_on=point, count=count)
+    dies = crashes.mortal(trial, plan, dies_at=CrashPoint.WORKED, dies_on=point, count=count)
     status = scenario.run(dies)
+    crashes.refuse_lost_session(scenario.history())
     with scenario.background(msgspec.structs.replace(plan, member="next", idle_s=None)):
         trial.wait(
             lambda: not checkers.lost(scenario.history(), group, by=OperationKind.READ),
@@ -639,6 +644,7 @@ def _round(
             SLOW_MS,
             commit=CommitMode.AUTO,
             batch=1_000,
+            expires=True,
             config=dict(WATCHFUL[assignor.library]),
         )
         for assignor in assignors

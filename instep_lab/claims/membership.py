@@ -184,29 +184,20 @@ def rebalance_by_brokers(trial: Trial) -> None:
     assignors = members.supported(
         trial, members.RANGE, members.UNIFORM, members.JAVA_RANGE, members.JAVA_UNIFORM
     )
-    # The default of 45 s: a session that expires on a busy machine would be a rebalance as well.
-    long_session = {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 3_000}
     # To ask for a commit creates the topic of offsets.
     committed_offsets.position(trial.cluster.connection, trial.name("group"), topic, 0)
     trial.cluster.wait_in_sync(OFFSETS_TOPIC)
-    teams = []
-    for assignor in assignors:
-        group = _group_elsewhere(trial, spare)
-        config = long_session
-        if assignor.config.get("group.protocol") == "consumer":
-            members.set_session(trial, group, 45_000)
-            config = {}
-        teams.append(
-            members.Team(
-                trial,
-                scenario,
-                topic,
-                assignor,
-                group=group,
-                commit=CommitMode.AUTO,
-                config=config,
-            )
+    teams = [
+        members.Team(
+            trial,
+            scenario,
+            topic,
+            assignor,
+            group=_group_elsewhere(trial, spare),
+            commit=CommitMode.AUTO,
         )
+        for assignor in assignors
+    ]
     changed: dict[tuple[str, Library], list[int]] = defaultdict(list)
     steady = Publishing(topic=topic, count=1_000_000, keys=KEYS, seed=trial.seed, per_s=60)
     with scenario.background(steady):

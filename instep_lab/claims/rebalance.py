@@ -300,7 +300,11 @@ def _commit_position(trial: Trial, library: Library) -> FirstCommit:
         "nothing: then records of the reading thread are repeated (commit-2, commit-17). "
         + crashes.SESSION_NOTE
     ),
-    sources=("documentation: enable.auto.commit", "documentation: ConsumerRebalanceListener"),
+    sources=(
+        "documentation: enable.auto.commit",
+        "documentation: ConsumerRebalanceListener",
+        crashes.SESSION_SOURCE,
+    ),
 )
 def automatic_commit_at_rebalance(trial: Trial) -> None:
     ways: dict[str, dict[str, Any]] = {
@@ -390,7 +394,9 @@ def _join(
         **options,
     )
     crashes.publish(trial, scenario, plan.topic)
-    first = scenario.start(msgspec.structs.replace(plan, member=FIRST))
+    first = scenario.start(
+        crashes.mortal(trial, plan) if kills else msgspec.structs.replace(plan, member=FIRST)
+    )
     enough = RECORDS if kills else 3 * BATCH
     trial.wait(lambda: _count(scenario, OperationKind.READ) >= enough, f"{enough} records read")
     joining = msgspec.structs.replace(plan, member=SECOND, pool=Pool.NONE, work_ms=0)
