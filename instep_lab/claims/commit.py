@@ -41,6 +41,7 @@ CLOSES_AFTER = 130  # in the middle of a batch
 UNEVEN = 37  # records between commits: never a multiple of a batch
 UNANSWERED_MIN = 5  # commits whose responses are dropped
 DROPS_MAX = 8  # whether a commit that is sent again overtakes another is a matter of timing
+WORK_MS = 25  # on average: the default interval of 5 s ends before the work on all records
 ATTEMPTS_MAX = 4  # whether an asynchronous commit arrives before a crash is a matter of timing
 SESSION = crashes.SESSION_NOTE
 
@@ -316,6 +317,7 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
     crashes.show_examples(trial, series.values())
     for library in CLIENTS:
         rare, often = (series[f"{library}, every {ms / 1000:g} s"] for ms in intervals)
+        _control_automatic_commit(trial, f"{library}, every {intervals[-1] / 1000:g} s", often)
         trial.statement(
             "every record since the last commit is repeated",
             all(one.repeated == one.worked > 0 for one in rare.effects),
@@ -328,6 +330,16 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
             f"{often.repeated} instead of {rare.repeated} records",
             client=library,
         )
+
+
+def _control_automatic_commit(trial: Trial, name: str, series: CrashSeries) -> None:
+    """Record that automatic commit was on: without it, the same records would be repeated."""
+    stored = sum(one.stored > 0 for one in series.effects)
+    trial.control(
+        f"{name}: an automatic commit was stored before the kill",
+        stored == len(series.effects),
+        f"{stored} of {len(series.effects)}",
+    )
 
 
 @experiment(
@@ -935,7 +947,8 @@ def commit_within_batch(trial: Trial) -> None:
     statement="Automatic commit means at-most-once: no record is processed twice",
     method=(
         "The Java client and librdkafka with automatic commit and its default interval. A "
-        "consumer dies after the work on a random record; another consumer finishes."
+        "consumer is killed when it has worked on one batch or more after its first commit; "
+        "another consumer finishes."
     ),
     advice=(
         "Do not count on either: automatic commit repeats records after most crashes, and loses "
@@ -960,21 +973,33 @@ def commit_within_batch(trial: Trial) -> None:
     ),
 )
 def automatic_commit_at_most_once(trial: Trial) -> None:
-    deaths = crashes.draw(trial, [CrashPoint.WORKED], 1)
-    series = crashes.run_each(
+    # More than what was handed out when the commit was made, which librdkafka commits too.
+    ahead = [BATCH + trial.random.randrange(BATCH) for _ in range(trial.scaled(1, crashes.CRASHES))]
+    found = crashes.in_turns(
         trial,
         {
-            str(library): (
-                deaths,
-                {"commit": CommitMode.AUTO, "work_ms": 1, "library": library},
+            f"{library}, {number}": partial(
+                crashes.undisturbed,
+                trial,
+                f"{library}, {number}",
+                partial(_kill_when_ahead, trial, more=more, work_ms=WORK_MS, library=library),
             )
+            for number, more in enumerate(ahead, start=1)
             for library in CLIENTS
         },
     )
+    series = {
+        str(library): CrashSeries(
+            [one for name, one in found.items() if name.startswith(f"{library}, ")]
+        )
+        for library in CLIENTS
+    }
+    crashes.control_kills(trial, series)
     crashes.tabulate(trial, series)
     crashes.show_examples(trial, series.values())
     for library in CLIENTS:
         one = series[library]
+        _control_automatic_commit(trial, str(library), one)
         trial.statement(
             "no record is processed twice",
             one.repeated == 0,

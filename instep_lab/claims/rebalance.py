@@ -348,6 +348,13 @@ def automatic_commit_at_rebalance(trial: Trial) -> None:
             sum(control) > 0 or None,
             f"{sum(control)} repeated, in {_share(control, 'rebalance')}",
         )
+        committed = [one.committed for one in (*same, *threads)]
+        trial.control(
+            f"{library}: the group has a position after the rebalance",
+            all(committed),
+            f"{sum(committed)} of {len(committed)}, without a commit"
+            f" {sum(one.committed for one in never)} of {len(never)}",
+        )
         trial.control(
             f"{library}: the members with threads were killed",
             killed == len(threads),
@@ -374,11 +381,15 @@ def _share(counts: Sequence[int], what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JoinEffect:
-    """What was lost and repeated when a member joined, and how the first member ended."""
+    """What was lost and repeated when a member joined, and how the first member ended.
+
+    `committed` says whether the group had a position when the second member got a partition.
+    """
 
     lost: int
     repeated: int
     status: int
+    committed: bool
 
 
 def _join(
@@ -402,6 +413,10 @@ def _join(
     joining = msgspec.structs.replace(plan, member=SECOND, pool=Pool.NONE, work_ms=0)
     with scenario.background(joining) as (second, _):
         trial.wait(lambda: len(second.assigned) == 1, "the second member to get a partition")
+        positions = [
+            committed_offsets.position(trial.cluster.connection, plan.group, plan.topic, part)
+            for part in range(2)
+        ]
         if kills:
             first.kill()
             status = first.wait()
@@ -415,7 +430,12 @@ def _join(
     operations = scenario.history()
     lost = checkers.lost(operations)
     trial.example(scenario, lost)
-    return JoinEffect(lost.count, checkers.repeated(operations).count, status)
+    return JoinEffect(
+        lost.count,
+        checkers.repeated(operations).count,
+        status,
+        committed=any(position is not None for position in positions),
+    )
 
 
 def _count(scenario: Scenario, kind: OperationKind) -> int:

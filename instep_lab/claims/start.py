@@ -76,6 +76,11 @@ def new_group_with_latest(trial: Trial) -> None:
             one.backlog == one.published,
             f"{one.backlog:,} of {one.published:,}",
         )
+        trial.control(
+            f"{client}: after reading, the group has committed",
+            one.stored == one.ends,
+            f"{shown(one.stored)} of {shown(one.ends)}",
+        )
         trial.statement(
             f"{client.protocol} protocol: no older record is read",
             one.older == 0,
@@ -111,8 +116,13 @@ def new_group_with_latest(trial: Trial) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LatestReading:
-    """What groups with latest read of older records, of new ones, and after they were away."""
+    """What groups with latest read of older records, of new ones, and after they were away.
 
+    `stored` has the commits of the group that has read the new records, up to the `ends`.
+    """
+
+    stored: Places
+    ends: Places
     published: int
     backlog: int
     new: int
@@ -132,6 +142,8 @@ def _start_with_latest(trial: Trial, client: StartClient) -> LatestReading:
     plan = starting.changed(client.plan(trial, topic, "latest", "latest"), commit=CommitMode.AUTO)
     starting.read_all(trial, scenario, plan, new, first=count)
     numbers = starting.numbers_read(scenario, plan.group)
+    stored = groups.positions(trial.cluster.kafka, plan.group, topic)
+    ends = starting.log_ends(trial, topic)
 
     away = starting.changed(client.plan(trial, topic, "latest", "quiet"), commit=CommitMode.AUTO)
     starting.read_all(trial, scenario, away)
@@ -141,6 +153,8 @@ def _start_with_latest(trial: Trial, client: StartClient) -> LatestReading:
     skipped = checkers.unread(scenario.history(), away.group, first=count + new)
     trial.example(scenario, skipped, unread_by=away.group)
     return LatestReading(
+        stored=stored,
+        ends=ends,
         published=count,
         backlog=reader.read,
         new=new,

@@ -185,7 +185,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
             self.to_end
             and self.count is None
             and self.idle_s is None
-            and self.library is Library.LIBRDKAFKA
+            and self.library in (Library.JAVA, Library.LIBRDKAFKA)
         )
 
     @property

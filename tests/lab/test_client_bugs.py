@@ -46,6 +46,7 @@ NOTICED_BY: Mapping[str, Mapping[str, Sequence[str]]] = {
         "java_repeats": ["order-9"],
         "java_reports_other_offsets": ["order-9"],
         "java_skips": ["commit-16", "commit-2", "start-1"],
+        "java_stops_early": ["commit-16", "commit-2"],
         "java_swaps": ["order-5", "order-9"],
         "java_swaps_what_it_reads": ["commit-16"],
         "pool_ignores_keys": ["order-4"],
@@ -69,6 +70,25 @@ NOTICED_BY: Mapping[str, Mapping[str, Sequence[str]]] = {
     integrity.LOG_CHECKED: {
         "bulk_sender_drops": ["send-13", "speed-2"],
         "java_bulk_sender_drops": ["send-13", "send-5"],
+    },
+    "*lost its session before its time*": {
+        "consumer_rejoins": ["commit-3", "commit-7", "group-1"],
+    },
+    "*waiting for an automatic commit*": {
+        "consumer_ignores_auto_commit": ["commit-1", "commit-10"],
+        "java_ignores_auto_commit": ["commit-10"],
+    },
+    "*: an automatic commit was stored before the kill": {
+        "consumer_ignores_auto_commit": ["commit-2"],
+        "java_ignores_auto_commit": ["commit-2"],
+    },
+    "*: the group has a position after the rebalance": {
+        "consumer_ignores_auto_commit": ["commit-13"],
+        "java_ignores_auto_commit": ["commit-13"],
+    },
+    "*: after reading, the group has committed": {
+        "consumer_ignores_auto_commit": ["start-1"],
+        "java_ignores_auto_commit": ["start-1"],
     },
     "*: the failed commit changed nothing": {
         "commits_are_misread": ["commit-12"],

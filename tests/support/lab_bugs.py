@@ -313,6 +313,32 @@ def consumer_stops_early(patch: Patch) -> None:
     patch(consuming._Reader, "_poll", broken)
 
 
+def consumer_rejoins(patch: Patch) -> None:
+    """Leave the group after the first batch and join it again, as after a lost session."""
+    poll = consuming._Reader._poll
+    away: set[int] = set()
+
+    def broken(self: consuming._Reader, limit: int) -> list[Message]:
+        if self.progress.read and self._plan.assigned is None and id(self) not in away:
+            away.add(id(self))
+            self._consumer.unsubscribe()
+            self.__enter__()
+        return poll(self, limit)
+
+    patch(consuming._Reader, "_poll", broken)
+
+
+def consumer_ignores_auto_commit(patch: Patch) -> None:
+    """Never commit automatically."""
+    start = consuming._Reader.__init__
+
+    def broken(self: consuming._Reader, plan: consuming.Consuming, *rest: Any) -> None:
+        config = {**plan.config, "enable.auto.commit": False}
+        start(self, msgspec.structs.replace(plan, config=config), *rest)
+
+    patch(consuming._Reader, "__init__", broken)
+
+
 def consumer_joins_another_group(patch: Patch) -> None:
     """Join a group of another name than the plan's."""
     start = consuming._Reader.__init__
@@ -404,6 +430,16 @@ def java_reports_other_offsets(patch: Patch) -> None:
 def java_commits_nothing(patch: Patch) -> None:
     """Record commits that were never requested."""
     _java_bug(patch, "commit nothing")
+
+
+def java_ignores_auto_commit(patch: Patch) -> None:
+    """Never commit automatically."""
+    _java_bug(patch, "no automatic commit")
+
+
+def java_stops_early(patch: Patch) -> None:
+    """End before the end of the log."""
+    _java_bug(patch, "stop early")
 
 
 # --- other clients --------------------------------------------------------------------------------

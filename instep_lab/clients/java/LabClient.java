@@ -714,7 +714,8 @@ public final class LabClient {
       if (!plan.get("group").asText().isEmpty()) {
         defaults.put("group.id", plan.get("group").asText());
       }
-      defaults.put("enable.auto.commit", Boolean.toString(commit.equals("auto")));
+      boolean automatic = commit.equals("auto") && !bug.is("no automatic commit");
+      defaults.put("enable.auto.commit", Boolean.toString(automatic));
       defaults.put("auto.offset.reset", "earliest");
       defaults.put("fetch.max.wait.ms", "10");
       defaults.put("allow.auto.create.topics", "false");
@@ -786,13 +787,18 @@ public final class LabClient {
     /** Note the partitions whose end this consumer has reached since it last noted one. */
     private void noteEnds() {
       for (TopicPartition part : held) {
-        if (part.topic().equals(topic) && consumer.currentLag(part).orElse(1) == 0) {
-          long end = consumer.position(part);
-          if (!Long.valueOf(end).equals(ends.put(part.partition(), end))) {
-            ObjectNode one = history.operation("position", "ok");
-            history.note(one.put("partition", part.partition()).put("offset", end));
-          }
+        if (consumer.currentLag(part).orElse(1) == 0) {
+          noteEnd(part);
         }
+      }
+    }
+
+    private void noteEnd(TopicPartition part) {
+      long end = consumer.position(part);
+      if (part.topic().equals(topic)
+          && !Long.valueOf(end).equals(ends.put(part.partition(), end))) {
+        ObjectNode one = history.operation("position", "ok");
+        history.note(one.put("partition", part.partition()).put("offset", end));
       }
     }
 
@@ -803,9 +809,16 @@ public final class LabClient {
       if (!plan.get("to_end").asBoolean() || held.isEmpty()) {
         return false;
       }
-      Map<TopicPartition, Long> ends = consumer.endOffsets(held);
-      return ends.entrySet().stream()
-          .allMatch(end -> consumer.position(end.getKey()) >= end.getValue());
+      if (bug.is("stop early") && read > 2 * SeededBug.RATE) {
+        return true;
+      }
+      boolean complete =
+          consumer.endOffsets(held).entrySet().stream()
+              .allMatch(end -> consumer.position(end.getKey()) >= end.getValue());
+      if (complete) {
+        held.forEach(this::noteEnd);
+      }
+      return complete;
     }
 
     private void handle(List<ConsumerRecord<byte[], byte[]>> batch) throws InterruptedException {
