@@ -61,18 +61,17 @@ def _hang(trial: Trial, scenario: Scenario, library: Library, *, too_long: bool)
     crashes.publish(trial, scenario, plan.topic)
     release = trial.folder / f"{plan.topic}.release"
     hangs_on = BATCH * trial.random.randrange(1, 8) + trial.random.randrange(3, 15)
-    # Only the first member: on a slow machine the second one could exceed it too.
-    limit = {"max.poll.interval.ms": MAX_POLL_MS} if too_long else {}
-    first = scenario.start(
-        msgspec.structs.replace(
-            plan,
-            member=FIRST,
-            hangs_on=hangs_on,
-            hangs_until=str(release),
-            config={**plan.config, **limit},
-        )
+    hanging = msgspec.structs.replace(
+        plan, member=FIRST, hangs_on=hangs_on, hangs_until=str(release)
     )
+    if too_long:
+        # Only the first member: on a slow machine the second one could exceed it too. The session
+        # must not be longer.
+        limit = {**plan.config, "max.poll.interval.ms": MAX_POLL_MS}
+        hanging = crashes.mortal(trial, msgspec.structs.replace(hanging, config=limit))
+    first = scenario.start(hanging)
     trial.wait(lambda: bool(_faults(scenario, "hangs")), "the first member to hang")
+    crashes.refuse_lost_session(scenario.history())
     with scenario.background(msgspec.structs.replace(plan, member=SECOND)):
         if too_long:
             trial.wait(
@@ -176,11 +175,10 @@ def failing_synchronous_commit(trial: Trial) -> None:
         results = trial.together(
             {
                 str(library): partial(
-                    _hang,
+                    crashes.undisturbed,
                     trial,
-                    trial.scenario(f"{library}, {number + 1}"),
-                    library,
-                    too_long=True,
+                    f"{library}, {number + 1}",
+                    partial(_hang, trial, library=library, too_long=True),
                 )
                 for library in CLIENTS
             }
@@ -702,11 +700,10 @@ def member_that_hangs(trial: Trial) -> None:
     for number in trial.rounds(1, crashes.CRASHES):
         functions = {
             f"{library}, {length}": partial(
-                _hang,
+                crashes.undisturbed,
                 trial,
-                trial.scenario(f"{library}, {length}, {number + 1}"),
-                library,
-                too_long=length == "too long",
+                f"{library}, {length}, {number + 1}",
+                partial(_hang, trial, library=library, too_long=length == "too long"),
             )
             for library in CLIENTS
             for length in ("too long", "not too long")
