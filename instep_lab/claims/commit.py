@@ -735,7 +735,8 @@ def _committed(scenario: Scenario) -> int:
         "Compare asynchronous commits every 37 records, with and without a synchronous commit at "
         "the end and when partitions are revoked, with a synchronous commit after each batch: a "
         "consumer closes, loses a partition to a second member, or is killed right after a "
-        "commit of a random record. Count what is lost and repeated."
+        "commit of a random record. Count what is lost and repeated. In the kills, each record is "
+        "committed."
     ),
     advice=(
         "Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted. "
@@ -744,7 +745,8 @@ def _committed(scenario: Scenario) -> int:
     why=(
         "A member that closes or gives up partitions still has the right to commit them, and the "
         "synchronous commit covers everything that asynchronous ones have not. A crash leaves no "
-        "time for it: what was committed asynchronously a moment ago may not have been sent."
+        "time for it: what was committed asynchronously in the last moments may not have been "
+        "sent, which can be many commits if there is one for each record."
     ),
     scope=(
         "Clients since 0.9 with manual commits; run with librdkafka and the classic protocol. "
@@ -786,7 +788,7 @@ def combined_commit(trial: Trial) -> None:
         trial.statement(
             f"{event} loses and repeats no records",
             combined.lost == combined.repeated == 0,
-            str(combined),
+            str(CrashSeries([combined], event.removeprefix("a "))),
         )
     killed = _kill_after_commit(trial)
     rows += [
@@ -797,7 +799,8 @@ def combined_commit(trial: Trial) -> None:
     crashes.show_examples(trial, [kills])
     trial.statement("a crash loses no records", kills.lost == 0, kills.describe_lost())
     trial.limit(
-        "a crash right after a commit repeats the records of that commit",
+        "a crash right after an asynchronous commit repeats the records of all commits that had not"
+        " arrived",
         # None: all commits may have arrived before the crashes.
         kills.repeated > sync_kills.repeated or None,
         f"{kills.describe_repeated()}; with synchronous commits {sync_kills.repeated} records",
