@@ -253,12 +253,18 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
         _tested(
             "The same group continues where it was, whatever the setting says", "start-3", "start-7"
         ),
-        _tested("A new group always starts at the newest record", "start-4"),
+        _tested(
+            "A new group always starts at the newest record",
+            _parts(
+                "start-4",
+                "*: it starts at the newest with earliest",
+            ),
+        ),
         _tested(
             "Without the setting, a group starts at the newest record",
             _parts(
                 "start-4",
-                "*, not set: it starts at the newest",
+                "*: it starts at the newest without the setting",
             ),
         ),
         _tested(
@@ -469,7 +475,7 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
             "The hash of the key and the number of partitions decide the partition",
             _parts(
                 "send-11",
-                "every key was sent and is in one partition",
+                "each key is where * modulo * puts it",
             ),
         ),
         _tested("Records without a key are spread evenly", "send-19"),
@@ -544,7 +550,7 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
         _tested("More partitions mean more throughput and more resources", "storage-5"),
         NotedStatement(
             "More brokers mean more throughput, and can be added while the cluster runs",
-            (_parts("topic-12", "the broker joined while the first one went on working"),),
+            (_parts("topic-12", "a broker can join while the first one goes on working"),),
             untested=(
                 "The lab runs on one machine, whose cores and disk all brokers share: it cannot "
                 "show what more machines gain. topic-12 shows that a broker can join, and that "

@@ -18,7 +18,7 @@ from instep.report.tables import Cell
 from instep.waiting import wait_until
 from instep_lab import history, members
 from instep_lab.claim import experiment
-from instep_lab.clients import admin, committed_offsets, defaults
+from instep_lab.clients import admin, committed_offsets, defaults, key_hashes, publishing
 from instep_lab.clients.consuming import CommitMode, ConsumerProgress, Consuming
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import KeyEncoding, Publishing
@@ -41,6 +41,11 @@ class KeyCase:
     @property
     def keys(self) -> str:
         return "integer keys" if self.encoding is KeyEncoding.INTEGER else "text keys"
+
+    def partition_of(self, number: int) -> int:
+        """Return the partition of 3 in which the default hash of the client puts a key."""
+        hash_ = key_hashes.MURMUR2 if self.library is Library.JAVA else key_hashes.CRC32
+        return key_hashes.PARTITION_OF[hash_](publishing.encoded(number, self.encoding), 3)
 
 
 KEY_CASES = (
@@ -88,6 +93,7 @@ def three_keys_over_three_members(trial: Trial) -> None:
     # The lab's producers use murmur2 with librdkafka, so its own default has to be set.
     partitioner = defaults.of_librdkafka(("partitioner",))[1]["partitioner"]
     rows: list[list[Cell]] = []
+    astray: list[str] = []
     for number, case in enumerate((*KEY_CASES, ONE_EACH)):
         own = {"partitioner": partitioner} if case.library is Library.LIBRDKAFKA else {}
         scenario.publish(
@@ -126,7 +132,17 @@ def three_keys_over_three_members(trial: Trial) -> None:
                 client=case.library,
             )
             rows.append([case.library, case.keys, shown, len(owners)])
+            astray += [
+                f"{case.library}, {case.keys}: {key.removeprefix('k')}"
+                for key, (partition, _) in places.items()
+                if partition != case.partition_of(int(key.removeprefix("k")))
+            ]
     team.close()
+    trial.control(
+        "each key is where the hash of its client puts it, modulo 3",
+        not astray,
+        ", ".join(astray) or f"{3 * len(rows)} keys, by murmur2 (Java) and CRC32 (librdkafka)",
+    )
     trial.table(
         "Where the keys 1, 2 and 3 go", ["client", "keys", "partitions", "members that read"], rows
     )

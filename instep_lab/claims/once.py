@@ -712,7 +712,7 @@ def _show_recipes(
         else:
             found_of = outcome.lost
             evidence = f"{found_of.count:,} of {found_of.of:,}"
-        trial.control(statement, bool(found_of), evidence)
+        trial.statement(statement, bool(found_of), evidence)
     outcome = found[RECIPE]
     broken = sum(bool(one.lost) or bool(one.repeated) for one in rounds[RECIPE])
     trial.statement(

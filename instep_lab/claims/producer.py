@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from instep.waiting import wait_until
 from instep_lab import history
 from instep_lab.claim import experiment
 from instep_lab.claims import senders
-from instep_lab.clients import defaults, publishing
+from instep_lab.clients import defaults, key_hashes, publishing
 from instep_lab.clients.library import Library
 from instep_lab.clients.publishing import (
     DeliveryMode,
@@ -472,7 +473,43 @@ def _partitioners(encoding: KeyEncoding) -> dict[str, dict[str, Any]]:
 
 
 COMPUTED = ("Java, a partitioner for numbers", "librdkafka, computed by the program")
-SAME_HASH = ("Java, default (murmur2)", "librdkafka, murmur2_random")
+HASHED: Mapping[str, tuple[str, Library]] = {
+    "Java, default (murmur2)": (key_hashes.MURMUR2, Library.JAVA),
+    "librdkafka, murmur2_random": (key_hashes.MURMUR2, Library.LIBRDKAFKA),
+    "librdkafka, default (CRC32)": (key_hashes.CRC32, Library.LIBRDKAFKA),
+}
+FEWER_PARTITIONS = 3
+
+
+class NumericSender(NamedTuple):
+    """A sender of numeric keys, and the number of partitions of its topic."""
+
+    how: str
+    encoding: KeyEncoding
+    partitions: int
+
+    @property
+    def name(self) -> str:
+        fewer = "" if self.partitions == PARTITIONS else f", {self.partitions} partitions"
+        return f"{self.how}, {self.encoding}{fewer}"
+
+    def hashed_right(self, places: Mapping[str, Sequence[int]]) -> int:
+        """Return how many keys are where the hash of this sender puts them."""
+        partition_of = key_hashes.PARTITION_OF[HASHED[self.how][0]]
+        return sum(
+            places.get(f"k{number}")
+            == [partition_of(publishing.encoded(number, self.encoding), self.partitions)]
+            for number in range(KEYS)
+        )
+
+
+NUMERIC_SENDERS = [
+    NumericSender(how, encoding, partitions)
+    for encoding in (KeyEncoding.DIGITS, KeyEncoding.INTEGER)
+    for partitions in (PARTITIONS, FEWER_PARTITIONS)
+    for how in (*COMPUTED, *HASHED)
+    if partitions == PARTITIONS or how in HASHED
+]
 
 
 @experiment(
@@ -484,8 +521,9 @@ SAME_HASH = ("Java, default (murmur2)", "librdkafka, murmur2_random")
     method=(
         "Send records with the keys 0 to 3 to 4 partitions: with a Java producer whose "
         "partitioner.class computes k modulo n, with a librdkafka program that computes the "
-        "partition itself, and with the default hashes. Keys are encoded as digits and as Java's "
-        "four-byte integers. Read the partition of each key from the log."
+        "partition itself, and with the default hashes, also to 3 partitions. Keys are encoded as "
+        "digits and as Java's four-byte integers. Read the partition of each key from the log, and "
+        "compare it with the one that the lab computes."
     ),
     advice=(
         "Let every producer use the same hash (murmur2, as Java does). Compute partitions "
@@ -510,47 +548,23 @@ SAME_HASH = ("Java, default (murmur2)", "librdkafka, murmur2_random")
     ),
 )
 def partition_of_numeric_key(trial: Trial) -> None:
-    senders_ = {
-        f"{how}, {encoding}": (how, encoding, plan)
-        for encoding in (KeyEncoding.DIGITS, KeyEncoding.INTEGER)
-        for how, plan in _partitioners(encoding).items()
-    }
-    scenarios = {name: trial.scenario(name) for name in senders_}
-    topics = {name: trial.topic(PARTITIONS) for name in senders_}
-
-    def places_of(name: str) -> dict[str, list[int]]:
-        _, encoding, plan = senders_[name]
-        scenarios[name].publish(
-            Publishing(
-                topic=topics[name],
-                count=100,
-                keys=KEYS,
-                seed=trial.seed,
-                encoding=encoding,
-                **plan,
-            )
-        )
-        scenarios[name].read_topic(topics[name], PARTITIONS)
-        found: dict[str, set[int]] = {}
-        for one in history.of(scenarios[name].history(), OperationKind.READ):
-            found.setdefault(one.key or "", set()).add(
-                -1 if one.partition is None else one.partition
-            )
-        return {key: sorted(located) for key, located in sorted(found.items())}
-
-    places = trial.together({name: functools.partial(places_of, name) for name in senders_})
+    found = trial.together(
+        {one.name: functools.partial(_places_of, trial, one) for one in NUMERIC_SENDERS}
+    )
+    places = {one: found[one.name] for one in NUMERIC_SENDERS}
     names = [f"k{number}" for number in range(KEYS)]
     trial.table(
         "Partition of each key",
         ["client, method, key encoding", *(name.removeprefix("k") for name in names)],
         [
-            [how, *(", ".join(map(str, located.get(name, []))) for name in names)]
-            for how, located in places.items()
+            [one.name, *(", ".join(map(str, located.get(name, []))) for name in names)]
+            for one, located in places.items()
         ],
     )
     right = {
-        name: sum(located.get(f"k{number}") == [number % PARTITIONS] for number in range(KEYS))
-        for name, located in places.items()
+        one: sum(located.get(f"k{number}") == [number % PARTITIONS] for number in range(KEYS))
+        for one, located in places.items()
+        if one.partitions == PARTITIONS
     }
     complete = all(
         len(located) == KEYS and all(len(one) == 1 for one in located.values())
@@ -561,28 +575,52 @@ def partition_of_numeric_key(trial: Trial) -> None:
         complete,
         f"{KEYS} keys in {len(places)} topics",
     )
-    java_hash, other_hash = (
-        [places[name] for name, (how, _, _) in senders_.items() if how == one] for one in SAME_HASH
-    )
-    trial.control(
-        "Java's default and librdkafka's murmur2_random agree on every key",
-        java_hash == other_hash,
-        f"{len(java_hash)} encodings of {KEYS} keys",
-    )
     for how, library in zip(COMPUTED, senders.CLIENTS, strict=True):
-        fewest = min(right[name] for name, (one, _, _) in senders_.items() if one == how)
+        fewest = min(count for one, count in right.items() if one.how == how)
         trial.statement(
             "with k modulo n, each key is in its partition",
             fewest == KEYS,
             f"{fewest} of {KEYS} keys ({how.partition(', ')[2]})",
             client=library,
         )
-    hashed = {name: right[name] for name, (how, _, _) in senders_.items() if how not in COMPUTED}
+    for partitions, (how, (hash_, library)) in itertools.product(
+        (PARTITIONS, FEWER_PARTITIONS), HASHED.items()
+    ):
+        of_hash = [one for one in places if (one.how, one.partitions) == (how, partitions)]
+        fewest = min(one.hashed_right(places[one]) for one in of_hash)
+        trial.statement(
+            f"each key is where {hash_} modulo {partitions} puts it",
+            fewest == KEYS,
+            f"{fewest} of {KEYS} keys, in {len(of_hash)} encodings ({how.partition(', ')[2]})",
+            client=library,
+        )
+    hashed = {one.name: count for one, count in right.items() if one.how in HASHED}
     trial.limit(
         "the default hashes of the clients put keys elsewhere",
         max(hashed.values()) < KEYS,
-        ", ".join(f"{how}: {counted} of {KEYS} there" for how, counted in hashed.items()),
+        ", ".join(f"{name}: {count} of {KEYS} there" for name, count in hashed.items()),
     )
+
+
+def _places_of(trial: Trial, sender: NumericSender) -> dict[str, list[int]]:
+    """Send numeric keys, and return the partitions in which each of them is."""
+    scenario, topic = trial.scenario(sender.name), trial.topic(sender.partitions)
+    plan = _partitioners(sender.encoding)[sender.how]
+    scenario.publish(
+        Publishing(
+            topic=topic,
+            count=100,
+            keys=KEYS,
+            seed=trial.seed,
+            encoding=sender.encoding,
+            **plan,
+        )
+    )
+    scenario.read_topic(topic, sender.partitions)
+    found: dict[str, set[int]] = {}
+    for one in history.of(scenario.history(), OperationKind.READ):
+        found.setdefault(one.key or "", set()).add(-1 if one.partition is None else one.partition)
+    return {key: sorted(located) for key, located in sorted(found.items())}
 
 
 @experiment(

@@ -477,6 +477,13 @@ def default_start_of_new_group(trial: Trial) -> None:
                     evidence,
                     client=client.library,
                 )
+            elif reset is None:
+                trial.statement(
+                    f"{client.protocol} protocol: it starts at the newest without the setting",
+                    found.began == ends,
+                    evidence,
+                    client=client.library,
+                )
             else:
                 trial.control(f"{name}: it starts at the newest", found.began == ends, evidence)
     trial.table(

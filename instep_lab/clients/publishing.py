@@ -405,12 +405,17 @@ def _key_number(record: workload.WorkloadRecord) -> int:
 
 def _encode_key(record: workload.WorkloadRecord, encoding: KeyEncoding) -> bytes:
     match encoding:
+    return encoded(_key_number(record), encoding)
+
+
+def encoded(number: int, encoding: KeyEncoding) -> bytes:
+    """Return the bytes of the key with this number."""
         case KeyEncoding.NAME:
-            return record.key.encode()
+            return f"k{number}".encode()
         case KeyEncoding.DIGITS:
-            return str(_key_number(record)).encode()
+            return str(number).encode()
         case KeyEncoding.INTEGER:
-            return _key_number(record).to_bytes(4, "big")
+            return number.to_bytes(4, "big")
 
 
 def outcome_of(error: KafkaError | None) -> OperationStatus:
