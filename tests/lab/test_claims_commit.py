@@ -104,6 +104,16 @@ def test_commits_overtake_each_other_only_if_one_was_sent_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stored", "failed", "retried"),
+    [([5, 10, 10], 0, True), ([5, 10], 0, False), ([5, 10, 10], 1, None), ([5, 10], 1, None)],
+)
+def test_a_synchronous_commit_whose_time_ran_out_says_nothing(
+    stored: list[int], failed: int, retried: bool | None
+) -> None:
+    assert commit.DroppedCommits(len(stored), stored, failed, 0).was_retried is retried
+
+
+@pytest.mark.parametrize(
     ("best_async", "faster"), [(30_000.0, True), (7_000.0, None), (4_000.0, False)]
 )
 def test_asynchronous_commits_are_slower_only_if_their_best_round_is(
