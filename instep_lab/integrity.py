@@ -6,6 +6,7 @@ append-only log can be checked for nothing:
     gap        within one assignment, offsets increase by one
     unplaced   an acknowledgement tells the offset
     elsewhere  an acknowledged record is at the offset that was acknowledged
+    misdated   a reader finds the timestamp that the sender of the record was told
     disputed   all readers find the same record at an offset
     unsent     what is read was sent
     disorder   a sender hands over the records of a key in the order of their numbers
@@ -106,6 +107,7 @@ def check(operations: Sequence[ClientOperation], expected: Expected) -> Checked:
         *_out_of_sequence(operations, gaps_allowed=has_gaps),
         *_unplaced(operations, expected.learns_offsets),
         *(() if expected.disk_lost else _elsewhere(operations)),
+        *(() if expected.disk_lost else _misdated(operations)),
         *_disputed(operations),
         *_unsent(operations),
         *_disordered(operations),
@@ -171,6 +173,22 @@ def _elsewhere(operations: Sequence[ClientOperation]) -> Iterator[str]:
             yield (
                 f"{_record(one)} was acknowledged at offset {one.offset} of {_part(one)},"
                 f" where {key}#{number} is"
+            )
+
+
+def _misdated(operations: Sequence[ClientOperation]) -> Iterator[str]:
+    """Yield records that were read with another timestamp than the one that was acknowledged."""
+    told: dict[Place, int] = {}
+    for one in history.of(operations, OperationKind.SEND):
+        if one.timestamp_ms is not None and (place := _place(one)):
+            told[place] = one.timestamp_ms
+    for one in operations:
+        if not _is_read(one) or one.timestamp_ms is None or (place := _place(one)) is None:
+            continue
+        timestamp_ms = told.get(place, one.timestamp_ms)
+        if timestamp_ms != one.timestamp_ms:
+            yield (
+                f"{_record(one)} was sent at {timestamp_ms} ms and read with {one.timestamp_ms} ms"
             )
 
 

@@ -49,6 +49,18 @@ def _java(bundle: str) -> tuple[str, dict[str, str]]:
     return f"Java {release}", settings
 
 
+# Values that are no defaults, to see whether each setting is read back.
+PROBES = {
+    "acks": "1",
+    "enable.idempotence": "true",
+    "retries": "7",
+    "retry.backoff.ms": "101",
+    "batch.size": "10001",
+    "linger.ms": "11",
+    "max.in.flight.requests.per.connection": "3",
+}
+
+
 def _todays() -> dict[str, tuple[Library, dict[str, str]]]:
     """Return the defaults of each client's release that the lab uses, by client and release."""
     java, settings = _java("kafka")
@@ -100,7 +112,20 @@ def default_acks(trial: Trial) -> None:
         trial.statement(f"the default of {client} is acks=1", is_one, f"it is acks={acks}")
 
 
+def _control_defaults(trial: Trial) -> None:
+    """Record whether the defaults of librdkafka and kafka-python are read as they are."""
+    senders.control_read_back(
+        trial,
+        PROBES,
+        {
+            Library.LIBRDKAFKA: defaults.of_librdkafka(list(PROBES), PROBES)[1],
+            Library.KAFKA_PYTHON: defaults.of_kafka_python(PROBES)[1],
+        },
+    )
+
+
 def _show_defaults(trial: Trial, clients: Mapping[str, Mapping[str, str]]) -> None:
+    _control_defaults(trial)
     trial.table(
         "Defaults that the producers report",
         ["client", *DEFAULTS],

@@ -17,7 +17,7 @@ from instep.report.tables import Cell
 from instep.waiting import wait_until
 from instep_lab import bounds, checkers, history
 from instep_lab.claim import experiment
-from instep_lab.claims import crashes
+from instep_lab.claims import crashes, senders
 from instep_lab.claims.crashes import BATCH, FIRST, RECORDS, SECOND
 from instep_lab.clients import committed_offsets, defaults
 from instep_lab.clients.consuming import CommitMode, Consuming, Pool
@@ -446,6 +446,12 @@ DEFAULTS = {
     # largest is librdkafka's older name for it
     "auto.offset.reset": ("latest", "largest"),
 }
+# Values that are no defaults, to see whether each setting is read back.
+PROBES = {
+    "enable.auto.commit": "false",
+    "auto.commit.interval.ms": "4321",
+    "auto.offset.reset": "error",
+}
 
 
 @experiment(
@@ -482,6 +488,14 @@ def consumer_defaults(trial: Trial) -> None:
         f"Java {old_release} had the defaults that its documentation lists",
         all(old.get(name, "").lower() in values for name, values in DEFAULTS.items()),
         ", ".join(f"{name}={old.get(name)}" for name in DEFAULTS),
+    )
+    senders.control_read_back(
+        trial,
+        PROBES,
+        {
+            Library.LIBRDKAFKA: defaults.of_librdkafka(list(PROBES), PROBES)[1],
+            Library.KAFKA_PYTHON: defaults.of_kafka_python_consumer(PROBES)[1],
+        },
     )
     clients = {
         Library.JAVA: defaults.of_java("kafka", defaults.JAVA_CONSUMER),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from instep import errors
@@ -224,6 +224,19 @@ def control_isolation(trial: Trial) -> None:
         committed == 0 and uncommitted == 20,
         f"{uncommitted} of 20, with read_committed {committed}",
     )
+
+
+def control_read_back(
+    trial: Trial, given: Mapping[str, str], found: Mapping[Library, Mapping[str, str]]
+) -> None:
+    """Record for each library whether settings are found with the values that were given."""
+    for library, values in found.items():
+        wrong = [f"{name}={values.get(name)}" for name in given if values.get(name) != given[name]]
+        trial.control(
+            f"{library}: values that were set are read back",
+            not wrong,
+            ", ".join(wrong) or f"{len(given)} settings",
+        )
 
 
 def nodes_from(number: int) -> tuple[int, int, int]:

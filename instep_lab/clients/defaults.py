@@ -6,8 +6,9 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 from confluent_kafka import cimpl
@@ -54,8 +55,13 @@ def parse(page: str) -> dict[str, str]:
     return found
 
 
-def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the release of librdkafka and its defaults of these settings, queried through C."""
+def of_librdkafka(
+    names: Sequence[str], given: Mapping[str, str] | None = None
+) -> tuple[str, dict[str, str]]:
+    """Return the release of librdkafka and its defaults of these settings, queried through C.
+
+    With `given`, these settings are set before.
+    """
     # The extension module of confluent-kafka gives access to the functions of librdkafka.
     library = ctypes.CDLL(cimpl.__file__)
     for maker in (library.rd_kafka_conf_new, library.rd_kafka_topic_conf_new):
@@ -63,17 +69,21 @@ def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     configurations = (
         (
             library.rd_kafka_conf_get,
+            library.rd_kafka_conf_set,
             ctypes.c_void_p(library.rd_kafka_conf_new()),
             library.rd_kafka_conf_destroy,
         ),
         (
             library.rd_kafka_topic_conf_get,
+            library.rd_kafka_topic_conf_set,
             ctypes.c_void_p(library.rd_kafka_topic_conf_new()),
             library.rd_kafka_topic_conf_destroy,
         ),
     )
     found: dict[str, str] = {}
-    for get, conf, destroy in configurations:
+    for get, set_, conf, destroy in configurations:
+        for name, text in (given or {}).items():
+            set_(conf, name.encode(), text.encode(), None, ctypes.c_size_t(0))
         for name in names:
             value, size = ctypes.create_string_buffer(VALUE_BYTES), ctypes.c_size_t(VALUE_BYTES)
             if get(conf, name.encode(), value, ctypes.byref(size)) == 0:
@@ -82,22 +92,29 @@ def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     return confluent_kafka.libversion()[0], found
 
 
-def of_kafka_python() -> tuple[str, dict[str, str]]:
-    """Return the release of kafka-python and the defaults of its producer, with Java's names."""
+def of_kafka_python(given: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """Return the release of kafka-python and the defaults of its producer, with Java's names.
+
+    With `given`, these settings are set before.
+    """
     import kafka
 
-    defaults = kafka.KafkaProducer.DEFAULT_CONFIG
-    named = {name.replace("_", "."): str(value) for name, value in defaults.items()}
-    return kafka.__version__, named
+    return kafka.__version__, _with_dots(kafka.KafkaProducer.DEFAULT_CONFIG, given)
 
 
-def of_kafka_python_consumer() -> tuple[str, dict[str, str]]:
-    """Return the release of kafka-python and the defaults of its consumer, with Java's names."""
+def of_kafka_python_consumer(given: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """Return the release of kafka-python and the defaults of its consumer, with Java's names.
+
+    With `given`, these settings are set before.
+    """
     import kafka
 
-    defaults = kafka.KafkaConsumer.DEFAULT_CONFIG
-    named = {name.replace("_", "."): str(value) for name, value in defaults.items()}
-    return kafka.__version__, named
+    return kafka.__version__, _with_dots(kafka.KafkaConsumer.DEFAULT_CONFIG, given)
+
+
+def _with_dots(defaults: Mapping[str, Any], given: Mapping[str, str] | None) -> dict[str, str]:
+    named = {name.replace(".", "_"): value for name, value in (given or {}).items()}
+    return {name.replace("_", "."): str(value) for name, value in {**defaults, **named}.items()}
 
 
 def _client(jars: Sequence[Path]) -> tuple[str, Path]:

@@ -362,6 +362,7 @@ class _Sender:
                     partition=message.partition(),
                     # Without a response, the client makes offsets up.
                     offset=message.offset() if error is None and plan_learns else None,
+                    timestamp_ms=message.timestamp()[1] if error is None else None,
                     transaction=transaction,
                     note=error.name() if error else "",
                 )
@@ -404,12 +405,12 @@ def _key_number(record: workload.WorkloadRecord) -> int:
 
 
 def _encode_key(record: workload.WorkloadRecord, encoding: KeyEncoding) -> bytes:
-    match encoding:
     return encoded(_key_number(record), encoding)
 
 
 def encoded(number: int, encoding: KeyEncoding) -> bytes:
     """Return the bytes of the key with this number."""
+    match encoding:
         case KeyEncoding.NAME:
             return f"k{number}".encode()
         case KeyEncoding.DIGITS:

@@ -33,6 +33,7 @@ NOTICED_BY: Mapping[str, Mapping[str, Sequence[str]]] = {
         "consumer_joins_another_group": ["start-3"],
         "consumer_records_other_offsets": ["order-2"],
         "consumer_records_other_partitions": ["order-1"],
+        "consumer_records_other_times": ["order-7"],
         "consumer_repeats": ["commit-3", "commit-8", "group-1", "order-3"],
         "consumer_skips": ["commit-3", "order-3", "order-6", "start-2", "topic-4"],
         "consumer_skips_final_commit": ["commit-6"],
@@ -117,6 +118,12 @@ NOTICED_BY: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "Java * had acks=1": {
         "defaults_are_mixed_up": ["send-4"],
+    },
+    "librdkafka: values that were set are read back": {
+        "defaults_of_librdkafka_are_mixed_up": ["commit-14", "send-12", "send-4"],
+    },
+    "kafka-python: values that were set are read back": {
+        "defaults_of_kafka_python_are_mixed_up": ["commit-14", "send-12", "send-4"],
     },
     "Java: the coordinator has the last commit that the consumer recorded": {
         "java_commits_nothing": ["commit-16"],

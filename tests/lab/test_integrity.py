@@ -48,6 +48,7 @@ def good_history(seed: int, count: int = 40) -> list[ClientOperation]:
             topic="t",
             partition=partition,
             offset=len(log[partition]),
+            timestamp_ms=1_000 + sequence,
         )
         operations.append(sent)
         log[partition].append(msgspec.structs.replace(sent, sender="s", sequence=sequence))
@@ -171,6 +172,11 @@ def work_twice(operations: list[ClientOperation]) -> None:
     operations.insert(at, operations[at])
 
 
+def read_another_time(operations: list[ClientOperation]) -> None:
+    at = _index(operations, OperationKind.READ, 3)
+    operations[at] = msgspec.structs.replace(operations[at], timestamp_ms=1)
+
+
 def commit_nothing(operations: list[ClientOperation]) -> None:
     """Let the next member of the group begin where the first one began."""
     reads = [one for one in operations if one.kind is OperationKind.READ and one.partition == 0]
@@ -216,6 +222,7 @@ BUGS = [
     work_twice,
     commit_nothing,
     drop_read,
+    read_another_time,
     swap_reads,
     swap_records,
     repeat_read,

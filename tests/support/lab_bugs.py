@@ -274,6 +274,13 @@ def consumer_records_other_offsets(patch: Patch) -> None:
     _change_history(patch, OperationKind.READ, lambda one: {"offset": (one.offset or 1) - 1})
 
 
+def consumer_records_other_times(patch: Patch) -> None:
+    """Record another timestamp than that of the record."""
+    _change_history(
+        patch, OperationKind.READ, lambda one: {"timestamp_ms": (one.timestamp_ms or 0) + 5_000}
+    )
+
+
 def consumer_starts_at_the_beginning(patch: Patch) -> None:
     """Read partitions from the beginning whatever the group has committed."""
     assigned = consuming._Reader._assigned
@@ -605,6 +612,31 @@ def defaults_are_mixed_up(patch: Patch) -> None:
         return dict(zip(names, [found[name] for name in (*names[1:], *names[:1])], strict=True))
 
     patch(defaults, "parse", broken)
+
+
+def _mix_up(patch: Patch, name: str) -> None:
+    """Give each setting that a library reports the value of the next one."""
+    report = getattr(defaults, name)
+
+    def broken(*args: Any) -> tuple[str, dict[str, str]]:
+        release, found = report(*args)
+        names = list(found)
+        return release, {
+            one: found[other] for one, other in zip(names, [*names[1:], names[0]], strict=True)
+        }
+
+    patch(defaults, name, broken)
+
+
+def defaults_of_librdkafka_are_mixed_up(patch: Patch) -> None:
+    """Give each setting of librdkafka the value of the next one."""
+    _mix_up(patch, "of_librdkafka")
+
+
+def defaults_of_kafka_python_are_mixed_up(patch: Patch) -> None:
+    """Give each setting of kafka-python the value of the next one."""
+    _mix_up(patch, "of_kafka_python")
+    _mix_up(patch, "of_kafka_python_consumer")
 
 
 # --- the history ---------------------------------------------------------------------------------

@@ -465,6 +465,7 @@ public final class LabClient {
         one.put("topic", metadata.topic()).put("partition", metadata.partition());
         // -1 if the broker does not tell it: without acknowledgements, or for a recognised repeat
         one.put("offset", metadata.offset() + (bug.hits("other offsets") ? 1 : 0));
+        one.put("timestamp_ms", metadata.timestamp());
       } else {
         one.put("note", name(failure));
       }
@@ -1040,6 +1041,7 @@ public final class LabClient {
         one.put("sender", new String(sender.value(), StandardCharsets.UTF_8));
         one.put("sequence", Integer.parseInt(new String(sequence.value(), StandardCharsets.UTF_8)));
       }
+      one.put("timestamp_ms", record.timestamp());
       history.note(one.put("partition", record.partition()).put("offset", record.offset()));
     }
   }
