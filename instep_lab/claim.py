@@ -84,7 +84,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 class Claim:
     """A claim with its texts and its experiment.
 
-    `until` is the release up to which an outdated claim was right. Nothing else may run beside a
+    `before` is the release that made an outdated claim wrong. Nothing else may run beside a
     claim that is `alone`, because it measures speed or time.
     """
 
@@ -92,7 +92,7 @@ class Claim:
     texts: ClaimTexts
     brokers: int
     harmless: bool
-    until: str | None
+    before: str | None
     experiment: Experiment
     alone: bool = False
 
@@ -120,7 +120,7 @@ def experiment(
     rules: tuple[str, ...] = (),
     brokers: int = 1,
     harmless: bool = True,
-    until: str | None = None,
+    before: str | None = None,
     alone: bool = False,
 ) -> Callable[[Experiment], Experiment]:
     """Register the decorated function as the experiment of a claim.
@@ -141,7 +141,7 @@ def experiment(
     )
 
     def register(function: Experiment) -> Experiment:
-        REGISTERED[id_] = Claim(id_, texts, brokers, harmless, until, function, alone)
+        REGISTERED[id_] = Claim(id_, texts, brokers, harmless, before, function, alone)
         return function
 
     return register

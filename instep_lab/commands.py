@@ -538,7 +538,7 @@ def _overview(run: Path) -> dict[str, Any]:
 
 
 def _about(claim: Claim) -> dict[str, Any]:
-    needs = {"brokers": claim.brokers, "harmless": claim.harmless, "until": claim.until}
+    needs = {"brokers": claim.brokers, "harmless": claim.harmless, "before": claim.before}
     return {"id": claim.id, **msgspec.structs.asdict(claim.texts), **needs}
 
 

@@ -226,7 +226,7 @@ class Lab:
             claim=claim.id,
             tier=result.tier,
             seed=result.seed,
-            judgement=judge(parts, claim.until),
+            judgement=judge(parts, claim.before),
             parts=parts,
             tables=trial.tables if trial else [],
             plots=trial.plots if trial else [],

@@ -77,7 +77,7 @@ class DecidingParts:
 class NotedStatement:
     """A statement, with what decides it and the entries of the page "Outdated since".
 
-    `untested` says why the lab does not test it, or a part of it. `until` is the release that made
+    `untested` says why the lab does not test it, or a part of it. `before` is the release that made
     it wrong, if no entry of that page says so.
     """
 
@@ -85,7 +85,7 @@ class NotedStatement:
     decided_by: tuple[DecidingParts, ...] = ()
     outdated: tuple[str, ...] = ()
     untested: str = ""
-    until: str = ""
+    before: str = ""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -104,14 +104,14 @@ class NotedStatement:
         if worst in (ClaimVerdict.OUTDATED, ClaimVerdict.WRONG):
             return self._answered()
         client = " with Java" if worst in ON_CLIENT else ""
-        return f"{worst}; right{client} until {self._since()}"
+        return f"{worst}; right{client} before {self._since()}"
 
     def _answered(self) -> str:
-        return f"was right until {self._since()}"
+        return f"was right before {self._since()}"
 
     def _since(self) -> str:
         """Return the release that changed it, or the first and the last one of several."""
-        since = {self.until} if self.until else {outdated.ALL[id_].since for id_ in self.outdated}
+        since = {self.before} if self.before else {outdated.ALL[id_].since for id_ in self.outdated}
         first, *others = sorted(since, key=_release) or [""]
         return f"{first} to {others[-1].removeprefix(PRODUCT)}" if others else first
 
@@ -140,11 +140,11 @@ def _tested(
     text: str,
     *decided_by: DecidingParts | str,
     outdated: tuple[str, ...] = (),
-    until: str = "",
+    before: str = "",
 ) -> NotedStatement:
     """Return a statement that claims decide; a claim without parts says the same."""
     found = tuple(one if isinstance(one, DecidingParts) else _parts(one) for one in decided_by)
-    return NotedStatement(text, found, outdated, until=until)
+    return NotedStatement(text, found, outdated, before=before)
 
 
 def _outdated(text: str, *ids: str) -> NotedStatement:
@@ -224,7 +224,7 @@ BY_TOPIC: dict[str, tuple[NotedStatement, ...]] = {
         _tested(
             "A broker that is added or removed triggers a rebalance of the group",
             "group-6",
-            until="Kafka 0.9",
+            before="Kafka 0.9",
         ),
         _tested("Without a group name, a consumer is in a default group", "group-7"),
         _tested("Without groups, ten consumers each get everything", "group-8"),

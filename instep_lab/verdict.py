@@ -93,10 +93,10 @@ def outcome(holds: bool | None) -> PartOutcome:
     return PartOutcome.PASS if holds else PartOutcome.FAIL
 
 
-def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
+def judge(parts: Sequence[VerdictPart], before: str | None = None) -> Judgement:
     """Judge a claim by its parts.
 
-    `until` names the release up to which a claim that is wrong today was right.
+    `before` names the release before which a claim that is wrong today was right.
     """
     statements = [part for part in parts if part.role is Role.STATEMENT]
     undecided = [
@@ -111,8 +111,8 @@ def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
     refuted = [part for part in statements if part.outcome is PartOutcome.FAIL]
     limits = [part for part in parts if part.role is Role.LIMIT]
     if len(refuted) == len(statements):
-        if until:
-            reason = f"until {until}; {_list_refuted('no longer true', refuted)}"
+        if before:
+            reason = f"before {before}; {_list_refuted('no longer true', refuted)}"
             return Judgement(ClaimVerdict.OUTDATED, reason)
         return Judgement(ClaimVerdict.WRONG, _list_refuted("not true", refuted))
     if refuted or limits:

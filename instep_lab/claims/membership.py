@@ -193,7 +193,7 @@ LEAVES, JOINS = "a broker leaves", "a broker joins"
     sources=("KIP-848", "documentation: group coordinator", "documentation: Kafka 0.8"),
     brokers=3,
     harmless=False,
-    until="Kafka 0.8, whose consumers watched ZooKeeper",
+    before="Kafka 0.9: older consumers watched ZooKeeper",
 )
 def rebalance_by_brokers(trial: Trial) -> None:
     scenario, topic, spare = trial.scenario("brokers"), trial.topic(6), trial.random.randint(1, 3)

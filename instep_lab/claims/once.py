@@ -816,14 +816,16 @@ def acks_zero_never_repeats(trial: Trial) -> None:
     scope=(
         "Java client and librdkafka with their default retries, which delivery.timeout.ms (2 "
         "minutes) and message.timeout.ms (5 minutes) end. The Java client's default was retries=0 "
-        "until 2.1 (KIP-91): without that setting it delivered at most once, asynchronously or "
-        "not. What is still in the client when the process ends is lost. The Scala producer of 0.8 "
+        "before 2.1 (KIP-91): without that setting it delivered at most once, asynchronously or "
+        "not. librdkafka retried twice by default, and without end since 1.5.2. What is still in "
+        "the client when the process ends is lost. The Scala producer of 0.8 "
         "(producer.type=async), which the statement comes from, retried three times by default; it "
         "was removed in 2.0."
     ),
     sources=("documentation: retries", "KIP-91", "KIP-98"),
     rules=("PUBLISHER_NOT_IDEMPOTENT", "PUBLISHER_DOES_NOT_RETRY"),
     harmless=False,
+    before="Kafka 2.1 (Java client, whose default was retries=0)",
 )
 def asynchronous_producer(trial: Trial) -> None:
     cuts = trial.scaled(3, 30)

@@ -94,7 +94,7 @@ def _todays() -> dict[str, tuple[Library, dict[str, str]]]:
     sources=("KIP-679", "KAFKA-13598", "documentation: acks", "librdkafka: configuration"),
     rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_NOT_IDEMPOTENT"),
     brokers=0,
-    until="Kafka 3.0 (September 2021)",
+    before="Kafka 3.0 (September 2021)",
 )
 def default_acks(trial: Trial) -> None:
     old_name, old = _java(OLD)
@@ -1097,7 +1097,7 @@ EVENLY = (1 / 3, 2.0)  # what every partition has, of what it would have if all 
         "only many changes even out."
     ),
     scope=(
-        "The Java client spread record by record until 2.4, then stayed with a partition per "
+        "The Java client spread record by record before 2.4, then stayed with a partition per "
         "batch (KIP-480), and since 3.3 changes after batch.size bytes and sends less to brokers "
         "that are slow (KIP-794). librdkafka stays for 10 ms by default, since 1.6."
     ),

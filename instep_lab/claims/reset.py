@@ -339,7 +339,7 @@ def start_by_duration(trial: Trial) -> None:
         "old names beside the new ones."
     ),
     scope=(
-        "Right until 0.8 for Java. librdkafka and kafka-python still accept both names, and "
+        "Right before Kafka 0.9 for Java. librdkafka and kafka-python still accept both names, and "
         "librdkafka shows largest as its default."
     ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),

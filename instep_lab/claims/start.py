@@ -46,7 +46,7 @@ OFFSETS_RETENTION_MS = 60_000  # the least that a broker can be set to
     ),
     scope=(
         "Java client and librdkafka since 0.9 with automatic commit; measured with the classic "
-        "protocol and the consumer protocol (since 4.0). Until 0.8 the value was called "
+        "protocol and the consumer protocol (since 4.0). Before 0.9 the value was called "
         "largest; librdkafka still knows that name."
     ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
@@ -212,7 +212,7 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
     ),
     scope=(
         "All clients since 0.9; run with librdkafka, the classic protocol and the consumer "
-        "protocol (since 4.0). Until 0.8 the value was called smallest; librdkafka still knows "
+        "protocol (since 4.0). Before 0.9 the value was called smallest; librdkafka still knows "
         "that name."
     ),
     sources=("documentation: auto.offset.reset",),
@@ -272,7 +272,7 @@ def new_group_with_earliest(trial: Trial) -> None:
     scope=(
         "All clients; measured with librdkafka. offsets.retention.minutes is 7 days since 2.0, 1 "
         "day before; since 2.1 it counts from the time at which the group has become empty. In "
-        "the lab, commits have a retention of 1 s (request version 2, which clients until 2.0 "
+        "the lab, commits have a retention of 1 s (request version 2, which clients before 2.1 "
         "used), or of 1 minute by the broker's setting, and the broker looks every 0.5 s (10 "
         "minutes by default)."
     ),
@@ -438,7 +438,7 @@ def _began_after(
     ),
     scope=(
         "Java client since 0.9, librdkafka since 0.9 and kafka-python, whose default is "
-        "latest; librdkafka calls it largest, as the Java consumer did until 0.8. Measured "
+        "latest; librdkafka calls it largest, as the Java consumer did before 0.9. Measured "
         "with the classic protocol, with librdkafka also with the consumer protocol (since "
         "4.0)."
     ),

@@ -891,8 +891,8 @@ def high_watermark_of_all_replicas(trial: Trial) -> None:
         "broker out of it."
     ),
     scope=(
-        "All releases since 0.8. replica.lag.time.max.ms is 30 s by default since 2.5, 10 s "
-        "before; until 0.8.2 the number of missing records (replica.lag.max.messages) counted too."
+        "All releases since 0.8. replica.lag.time.max.ms is 30 s by default, and was 10 s before "
+        "2.5. Before 0.9 the number of missing records (replica.lag.max.messages) counted too."
     ),
     sources=("documentation: replication",),
     rules=("TOPIC_MIN_INSYNC_REPLICAS_ONE",),
@@ -1061,8 +1061,8 @@ def joining_broker(trial: Trial) -> None:
         "that names a rack with the replica to read from, if the brokers have a replica selector."
     ),
     scope=(
-        "Without exception until 2.3. Reading from followers is possible since 2.4 (KIP-392), in "
-        "the Java client and in librdkafka, and off by default."
+        "Without exception before Kafka 2.4 (KIP-392), which allows reading from followers, in the "
+        "Java client and in librdkafka; it is off by default."
     ),
     sources=("KIP-392",),
     brokers=0,

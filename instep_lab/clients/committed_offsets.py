@@ -84,7 +84,7 @@ def decode_key(key: bytes) -> tuple[str, str, int] | None:
 def commit_with_retention(
     bootstrap: str, group: str, topic: str, places: Mapping[int, int], retention_ms: int
 ) -> None:
-    """Commit offsets that the broker removes after this time, as clients until 2.0 could.
+    """Commit offsets that the broker removes after this time, as clients before 2.1 could.
 
     No client of today can, so the request is written by hand, to a broker without encryption.
     """

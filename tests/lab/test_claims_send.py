@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from instep.kafka import offsets
 from instep_lab import integrity
 from instep_lab import trial as trials
 from instep_lab.claim import Tier
 from instep_lab.claims import producer, senders
-from instep_lab.clients import bulk, defaults, publishing
+from instep_lab.clients import bulk, defaults, key_hashes, publishing
 from instep_lab.clients.library import Library
-from instep_lab.clients.publishing import DeliveryMode, Measuring, Variant
+from instep_lab.clients.publishing import DeliveryMode, KeyEncoding, Measuring, Variant
 from instep_lab.cluster_pool import ClusterPool
 from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Trial
@@ -41,7 +42,7 @@ from tests.lab.conftest import Settle
         pytest.param("send-14", ClaimVerdict.WRONG, marks=pytest.mark.long),
         pytest.param("send-15", ClaimVerdict.RIGHT, marks=pytest.mark.long),
         pytest.param("send-16", ClaimVerdict.DEPENDS_ON_CLIENT, marks=pytest.mark.long),
-        pytest.param("send-17", ClaimVerdict.WRONG, marks=pytest.mark.long),
+        pytest.param("send-17", ClaimVerdict.OUTDATED, marks=pytest.mark.long),
         pytest.param("send-18", ClaimVerdict.WRONG, marks=pytest.mark.long),
         pytest.param("send-19", ClaimVerdict.DEPENDS_ON_SETTING, marks=pytest.mark.long),
     ],
@@ -73,6 +74,53 @@ def test_librdkafka_reports_only_settings_that_it_has() -> None:
     release, found = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
     assert release.count(".") == 2
     assert found.keys() == {"acks", "linger.ms"}
+
+
+def test_settings_that_were_set_are_read_back() -> None:
+    probes = producer.PROBES
+    for release, found in (
+        defaults.of_librdkafka(list(probes), probes),
+        defaults.of_kafka_python(probes),
+    ):
+        assert release.count(".") >= 1
+        assert {name: found[name] for name in probes} == probes
+    assert not probes.items() & defaults.of_librdkafka(list(probes))[1].items()
+    assert not probes.items() & defaults.of_kafka_python()[1].items() - {
+        ("enable.idempotence", "true")
+    }
+
+
+def test_the_partition_of_a_key_is_computed_by_the_hash_of_each_client() -> None:
+    murmur2, crc32 = (key_hashes.PARTITION_OF[one] for one in key_hashes.PARTITION_OF)
+    # as Java's client and librdkafka put them in 3 partitions: see group-5
+    assert [murmur2(key, 3) for key in (b"1", b"2", b"3")] == [0, 2, 2]
+    assert [crc32(key, 3) for key in (b"1", b"2", b"3")] == [2, 1, 1]
+    sender = producer.NumericSender("librdkafka, default (CRC32)", KeyEncoding.DIGITS, 3)
+    places = {f"k{number}": [crc32(str(number).encode(), 3)] for number in range(producer.KEYS)}
+    assert sender.hashed_right(places) == producer.KEYS
+    assert sender.hashed_right({**places, "k1": [0, 1]}) == producer.KEYS - 1
+
+
+def test_the_time_to_connect_does_not_count(
+    pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting_s = 1.0
+
+    class Slow(Producer):
+        connected = False
+
+        def flush(self, *args: Any) -> int:
+            if not self.connected:
+                time.sleep(connecting_s)
+                self.connected = True
+            return super().flush(*args)
+
+    monkeypatch.setattr(bulk, "Producer", Slow)
+    trial = Trial("probe", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    assert 0 < trial.fill(trial.topic(2), 100) < connecting_s
+    trial.check_clients()
+    assert [one.evidence for one in trial.parts] == ["100 sent, 100 in the log"]
+    trial.close()
 
 
 def test_the_client_reports_the_settings_that_it_refuses() -> None:
@@ -127,6 +175,21 @@ def test_a_spread_is_even_if_no_partition_has_far_more_or_less_than_its_share() 
     assert producer._evenly([2_400, 2_600, 3_000, 2_000])
     assert not producer._evenly([20, 0, 0, 0])
     assert not producer._evenly([9, 9, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("ends", "took_ms", "even"),
+    [
+        ([20, 0, 0, 0], 1.0, False),
+        ([5, 5, 5, 5], 1.0, True),
+        ([5, 5, 5, 5], 10.1, None),  # no burst: librdkafka has changed the partition meanwhile
+        ([5, 5, 5, 4], 1.0, None),  # a record is missing
+    ],
+)
+def test_a_burst_that_took_long_says_nothing(
+    ends: list[int], took_ms: float, even: bool | None
+) -> None:
+    assert producer.are_even(producer.BURST, [producer.Spread(ends, took_ms)]) is even
 
 
 @pytest.mark.parametrize(("stored", "outcome"), [(100, "PASS"), (99, "FAIL"), (101, "FAIL")])

@@ -84,19 +84,19 @@ def words(published: LabReport) -> dict[str, str]:
 def test_no_outdated_statement_is_right(published: LabReport) -> None:
     found = words(published)
     for one in statements.ALL:
-        if one.outdated or one.until:
-            assert re.search("right (with Java )?until Kafka ", found[one.text]), one.text
+        if one.outdated or one.before:
+            assert re.search("right (with Java )?before Kafka ", found[one.text]), one.text
 
 
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("Offsets are kept in ZooKeeper", "was right until Kafka 0.9"),
+        ("Offsets are kept in ZooKeeper", "was right before Kafka 0.9"),
         ("Offsets are kept in __consumer_offsets", "right"),
-        ("There is no idempotent retry yet", "was right until Kafka 0.11"),
+        ("There is no idempotent retry yet", "was right before Kafka 0.11"),
         (
             "A segment is named by its first offset, with the suffix .kafka",
-            "was right until Kafka 0.8",
+            "was right before Kafka 0.8",
         ),
         ("A new group always starts at the newest record", "wrong"),
         ("Without the setting, a group starts at the newest record", "right"),
@@ -109,7 +109,7 @@ def test_no_outdated_statement_is_right(published: LabReport) -> None:
         ("acks=all loses nothing", "depends on the setting"),
         (
             "linger.ms is 0 by default",
-            "depends on the client and the release; right with Java until Kafka 4.0",
+            "depends on the client and the release; right with Java before Kafka 4.0",
         ),
         (
             "Readers see records up to the high watermark, the lowest log end of all replicas",
@@ -131,11 +131,11 @@ def part(
     return VerdictPart(role, text, outcome(holds), "seen", client)
 
 
-def word(parts: Sequence[VerdictPart], *decided_by: DecidingParts, until: str = "") -> str:
+def word(parts: Sequence[VerdictPart], *decided_by: DecidingParts, before: str = "") -> str:
     result = msgspec.structs.replace(
         labs.result_of("order-1"), parts=list(parts), judgement=judge(parts)
     )
-    return NotedStatement("it is so", decided_by, until=until).word({"order-1": result})
+    return NotedStatement("it is so", decided_by, before=before).word({"order-1": result})
 
 
 def by(*shows: str, refutes: tuple[str, ...] = (), unless: tuple[str, ...] = ()) -> DecidingParts:
@@ -154,8 +154,8 @@ def test_only_the_named_parts_decide() -> None:
 
 def test_a_part_can_refute_a_statement() -> None:
     assert word([FAST, SAFE], by(refutes=("fast",))) == "wrong"
-    assert word([FAST, SAFE], by(refutes=("fast",)), until="Kafka 0.9") == (
-        "was right until Kafka 0.9"
+    assert word([FAST, SAFE], by(refutes=("fast",)), before="Kafka 0.9") == (
+        "was right before Kafka 0.9"
     )
     assert word([FAST, SAFE], by(refutes=("safe",))) == "right"
 
@@ -174,8 +174,8 @@ def test_a_control_can_show_a_statement_and_a_limit_is_an_exception() -> None:
 def test_clients_that_differ_are_what_it_depends_on() -> None:
     parts = [part("fast", True, client="Java"), part("fast", False, client="librdkafka")]
     assert word(parts, by("fast")) == "depends on the client"
-    assert word(parts, by("fast"), until="Kafka 4.0") == (
-        "depends on the client; right with Java until Kafka 4.0"
+    assert word(parts, by("fast"), before="Kafka 4.0") == (
+        "depends on the client; right with Java before Kafka 4.0"
     )
 
 

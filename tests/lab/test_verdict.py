@@ -38,13 +38,13 @@ def expected(
     statements: tuple[PartOutcome, ...],
     control: PartOutcome | None,
     limit: PartOutcome | None,
-    until: str | None,
+    before: str | None,
 ) -> ClaimVerdict:
     """Return the verdict by the table at the top of the module."""
     if not statements or INCONCLUSIVE in (*statements, control, limit) or FAIL in (control, limit):
         return ClaimVerdict.INCONCLUSIVE
     if PASS not in statements:
-        return ClaimVerdict.OUTDATED if until else ClaimVerdict.WRONG
+        return ClaimVerdict.OUTDATED if before else ClaimVerdict.WRONG
     if FAIL in statements or limit is PASS:
         return ClaimVerdict.DEPENDS_ON_SETTING
     return ClaimVerdict.RIGHT
@@ -59,24 +59,24 @@ OTHER: list[PartOutcome | None] = [None, *PartOutcome]
 
 
 def test_every_combination_of_outcomes_has_its_verdict() -> None:
-    for statements, control, limit, until in itertools.product(
+    for statements, control, limit, before in itertools.product(
         STATEMENTS, OTHER, OTHER, (None, "2.8")
     ):
         parts = [part(Role.STATEMENT, one) for one in statements]
         parts += [part(Role.CONTROL, control)] if control else []
         parts += [part(Role.LIMIT, limit)] if limit else []
         for order in (parts, parts[::-1]):
-            assert judge(order, until).verdict is expected(statements, control, limit, until), (
+            assert judge(order, before).verdict is expected(statements, control, limit, before), (
                 statements,
                 control,
                 limit,
-                until,
+                before,
             )
 
 
 @given(parts_of_any_kind, st.data(), releases)
 def test_unknown_is_never_a_pass(
-    parts: list[VerdictPart], data: st.DataObject, until: str | None
+    parts: list[VerdictPart], data: st.DataObject, before: str | None
 ) -> None:
     spoilt = data.draw(
         st.sampled_from(
@@ -88,22 +88,22 @@ def test_unknown_is_never_a_pass(
         )
     )
     at = data.draw(st.integers(0, len(parts)))
-    assert judge([*parts[:at], spoilt, *parts[at:]], until).verdict is ClaimVerdict.INCONCLUSIVE
+    assert judge([*parts[:at], spoilt, *parts[at:]], before).verdict is ClaimVerdict.INCONCLUSIVE
 
 
 @given(parts_of_any_kind, releases)
 def test_without_a_statement_the_verdict_is_inconclusive(
-    parts: list[VerdictPart], until: str | None
+    parts: list[VerdictPart], before: str | None
 ) -> None:
     assert (
-        judge([one for one in parts if one.role is not Role.STATEMENT], until).verdict
+        judge([one for one in parts if one.role is not Role.STATEMENT], before).verdict
         is ClaimVerdict.INCONCLUSIVE
     )
 
 
 @given(parts_of_any_kind, releases)
-def test_a_verdict_gives_its_reason(parts: list[VerdictPart], until: str | None) -> None:
-    assert judge(parts, until).because
+def test_a_verdict_gives_its_reason(parts: list[VerdictPart], before: str | None) -> None:
+    assert judge(parts, before).because
 
 
 def test_the_reason_names_the_deciding_part() -> None:
@@ -114,7 +114,7 @@ def test_the_reason_names_the_deciding_part() -> None:
     limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
     assert judge([kept]).because == "kept: 0 lost"
     assert judge([broken]).because == "not true: “broken” (7 lost)"
-    assert judge([broken], "2.8").because == "until 2.8; no longer true: “broken” (7 lost)"
+    assert judge([broken], "2.8").because == "before 2.8; no longer true: “broken” (7 lost)"
     assert (
         judge([kept, broken, limit]).because
         == "not true: “broken” (7 lost); the other statement is true;"
