@@ -137,7 +137,10 @@ def prepare(
 def execute(
     name: str, pipeline: settings.Pipeline, prepared: Prepared, *, actor: str, reason: str | None
 ) -> None:
-    """Execute the plan in one transaction. Raise if the ledger has moved since it was made."""
+    """Execute the plan in one transaction. Raise if the ledger has moved since it was made.
+
+    A pipeline that runs moves its ledger forward. A move back stays what the plan shows.
+    """
     plan = prepared.plan
     if plan.needs_reason and not reason:
         raise errors.SettingsError(
@@ -145,12 +148,13 @@ def execute(
         )
     with _open_sink(name, pipeline) as sink, sink.transaction():
         ledger = sink.ledger.positions(lock=True)
-        if _offsets(ledger) != _offsets(prepared.ledger):
+        if not _holds(prepared, ledger):
             raise errors.SettingsError(
                 f"the ledger of {name!r} has moved since the plan was made, because the pipeline is"
                 " running; nothing was changed",
-                "try again; if the ledger moves every time, stop the pipeline first",
+                "stop the pipeline first, or choose a place behind it",
             )
+        plan = msgspec.structs.replace(plan, moves=[_from_here(one, ledger) for one in plan.moves])
         applied: AppliedRanges = {}
         if not plan.new_topic:
             applied = _applied(sink.ledger.applied_ranges(), plan.moves, ledger)
@@ -250,11 +254,38 @@ def _archive_name(topic: str, ledger: Mapping[int, Position], new_topic: bool) -
     return f"{topic[: TOPIC_CHARACTERS_MAX - len(suffix) - 1]}~{suffix}"
 
 
-def _offsets(ledger: Mapping[int, Position]) -> dict[int, tuple[int, str]]:
-    return {
-        partition: (position.next_offset, position.topic_id)
-        for partition, position in ledger.items()
-    }
+def stays(planned: int | None, now: int | None, new: int | None) -> bool:
+    """Return whether a move to `new` stays what was planned while the ledger was elsewhere.
+
+    It does if the ledger has only moved forward, away from a place behind it.
+    """
+    if planned == now:
+        return True
+    return None not in (planned, now, new) and new <= planned <= now  # type: ignore[operator]
+
+
+def _holds(prepared: Prepared, ledger: Mapping[int, Position]) -> bool:
+    """Return whether a plan holds for the ledger as it is now."""
+    before = prepared.ledger
+    topic_ids = {number: row.topic_id for number, row in before.items()}
+    if topic_ids != {number: row.topic_id for number, row in ledger.items()}:
+        return False
+    for move in prepared.plan.moves:
+        if move.partition in ledger:
+            planned = before[move.partition].next_offset
+            now = ledger[move.partition].next_offset
+            is_same_log = not (prepared.plan.new_topic or move.diverged)
+            if now != planned and not (is_same_log and stays(planned, now, move.new)):
+                return False
+    return True
+
+
+def _from_here(move: LedgerMove, ledger: Mapping[int, Position]) -> LedgerMove:
+    """Return a move from where the ledger is now."""
+    if move.delta is None or move.new is None:
+        return move
+    now = ledger[move.partition].next_offset
+    return msgspec.structs.replace(move, current=now, delta=move.new - now)
 
 
 @contextmanager

@@ -99,16 +99,55 @@ def test_invalid_rewinds_are_refused(
         rewind.prepare(
             cluster, "contracts", pipeline, places.FromStart(), [0], accept_new_topic=True
         )
-    prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart())
-    before = sink.ledger.positions()[0]
-    with sink.transaction():
-        sink.ledger.advance([(before, msgspec.structs.replace(before, next_offset=6))])
+    prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromEnd())
+    commit(sink, 6)
     with pytest.raises(errors.SettingsError, match="has moved since the plan"):
-        rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
+        rewind.execute("contracts", pipeline, prepared, actor="tester", reason="skip")
     assert sink.ledger.positions()[0].next_offset == 6
     stays = rewind.prepare(cluster, "contracts", pipeline, places.Offset(6), [0])
     assert stays.plan.notes == ["nothing moves: every partition is already there"]
     assert json.loads(msgspec.json.encode(stays.plan))["moves"][0]["delta"] == 0
+
+
+def commit(sink: Sink, next_offset: int) -> None:
+    """Move the ledger of partition 0, as a running pipeline does."""
+    before = sink.ledger.positions()[0]
+    with sink.transaction():
+        sink.ledger.advance([(before, msgspec.structs.replace(before, next_offset=next_offset))])
+
+
+def test_a_running_pipeline_is_moved_to_a_place_behind_it(
+    database_url: str, open_sink: Open, cluster: Cluster, topic: str
+) -> None:
+    """The plan stays true while the pipeline commits, and the decision says from where it moved."""
+    pipeline = declare(database_url, topic=topic)
+    sink = open_sink(pipeline)
+    started(cluster, topic, sink, {0: 5, 1: 0, 2: 0})
+    back = rewind.prepare(cluster, "contracts", pipeline, places.Offset(2), [0])
+    commit(sink, 9)
+    rewind.execute("contracts", pipeline, back, actor="tester", reason=None)
+    assert sink.ledger.positions()[0].next_offset == 2
+    assert sink.ledger.applied_ranges() == {0: [(5, 9)]}
+    [(outcome,)] = run_sql(database_url, "SELECT outcome FROM instep_decisions")
+    assert outcome == "from 9 to 2"
+
+
+@pytest.mark.parametrize(
+    ("planned", "now", "new", "stays"),
+    [
+        (5, 5, 9, True),
+        (5, 7, 2, True),
+        (5, 7, 5, True),
+        (5, 7, 6, False),
+        (5, 4, 2, False),
+        (None, 3, 0, False),
+        (None, None, 0, True),
+    ],
+)
+def test_only_a_place_behind_the_ledger_stays_what_was_planned(
+    planned: int | None, now: int | None, new: int, stays: bool
+) -> None:
+    assert rewind.stays(planned, now, new) is stays
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -27,8 +27,13 @@ RECONCILE: Mapping[str, tuple[str, ...]] = {
     "repair": ("--fix", "--execute"),
 }
 CHANGED = "The plan has changed since you saw it. Nothing was changed: look at the new plan."
+MOVED = (
+    "The ledger has moved since you saw the plan. Nothing was changed: if the pipeline runs, stop"
+    " it first, or choose a place behind it."
+)
+NO_REASON = "Give a reason: whoever reads the decision later needs it."
 # a partition of a plan that was shown: its number, where it was, and where it goes
-SHOWN_MOVE = re.compile(r"([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})(?::diverged)?")
+SHOWN_MOVE = re.compile(r"([0-9]{1,9}):([0-9]{1,19}|None):([0-9]{1,19})(:diverged)?")
 NAMES = {"compare": "Comparison", "plan": "Comparison with repair plan", "repair": "Repair"}
 COUNTS = (
     "documents",
@@ -173,9 +178,9 @@ def rewind_plan(view: PageRequest) -> Response:
     )
     problem = None
     if view.request.method == "POST":
-        problem = CHANGED if why else "Give a reason: whoever reads the decision later needs it."
-        shown = _as_shown(view, name, accept=accept) if why else None
-        if shown is not None:
+        shown = _as_shown(view, name, accept=accept)
+        problem = _problem(view, shown, why)
+        if shown is not None and problem is None:
             declared = view.workspace.declared.pipelines[name]
             rewinding.execute(name, declared, shown, actor=view.person.name, reason=why)
             kept = DoneRewind(shown.plan, view.person.name, why, command)
@@ -221,28 +226,54 @@ def _prepared(
 
 
 def _as_shown(view: PageRequest, name: str, *, accept: bool) -> Prepared | None:
-    """Return the plan that was shown, if it still holds.
+    """Return a plan with the offsets that were shown; None if the form names none.
 
     The end of the log and a time before now move on, so the plan is made again from its offsets.
     """
-    seen = view.text("seen")
-    found = filter(None, map(SHOWN_MOVE.fullmatch, seen.split(" ")))
-    new = {int(move[1]): int(move[2]) for move in found}
+    new = {number: to for number, (_, to, _) in _shown_moves(view.text("seen")).items()}
     if not new:
         return None
     # a new topic moves every partition, and none may be named
-    prepared = _prepared(view, name, EachOffset(new), () if accept else list(new), accept=accept)
-    return prepared if _summary(prepared) == seen else None
+    return _prepared(view, name, EachOffset(new), () if accept else list(new), accept=accept)
+
+
+def _problem(view: PageRequest, shown: Prepared | None, why: str) -> str | None:
+    """Return why the plan that was shown cannot be executed, or None."""
+    if not why:
+        return NO_REASON
+    seen = view.text("seen")
+    if shown is None or seen.split(" ")[: len(_topic_ids(shown))] != _topic_ids(shown):
+        return CHANGED
+    before, moves = _shown_moves(seen), _shown_moves(_summary(shown))
+    targets = [{key: value[1:] for key, value in one.items()} for one in (before, moves)]
+    if targets[0] != targets[1]:
+        return CHANGED
+    stay = all(
+        before[number][0] == now or (not diverged and rewinding.stays(before[number][0], now, new))
+        for number, (now, new, diverged) in moves.items()
+    )
+    return None if stay else MOVED
+
+
+def _topic_ids(prepared: Prepared) -> list[str]:
+    return sorted({row.topic_id for row in prepared.rows.values()})
 
 
 def _summary(prepared: Prepared) -> str:
     """Return what identifies a plan: the topic, and what happens to each partition."""
-    ids = sorted({row.topic_id for row in prepared.rows.values()})
     moves = [
         f"{move.partition}:{move.current}:{move.new}{':diverged' if move.diverged else ''}"
         for move in prepared.plan.moves
     ]
-    return " ".join([*ids, *moves])
+    return " ".join([*_topic_ids(prepared), *moves])
+
+
+def _shown_moves(seen: str) -> dict[int, tuple[int | None, int, bool]]:
+    """Return where each partition of a plan was, where it goes, and whether its log diverged."""
+    return {
+        int(move[1]): (None if move[2] == "None" else int(move[2]), int(move[3]), bool(move[4]))
+        for move in filter(None, map(SHOWN_MOVE.fullmatch, seen.split(" ")))
+    }
 
 
 def _partitions(text: str) -> list[int]:
