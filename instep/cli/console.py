@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import webbrowser
@@ -119,7 +120,18 @@ def serve(
         ConsoleOptions(config, read_only=read_only, hide_values=hide_values),
         ServerOptions(resources.current_user(), host, port, auth),
     )
+    _print_audit()
     server.run(lambda: _announce(server, open_browser=open_browser))
+
+
+def _print_audit() -> None:
+    """Print what nothing else keeps: who signs in, fails to, or resets a group."""
+    log = logging.getLogger("instep.console.audit")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _announce(server: ConsoleServer, *, open_browser: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import secrets
 import threading
 import time
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from instep import errors
+from instep.document.showing import plain
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
@@ -40,13 +42,18 @@ HEADERS = {
 }
 READING = ("GET", "HEAD")
 SESSION_S = 12 * 3600.0
-SESSIONS_MAX = 1_000
+SESSIONS_OF_PERSON_MAX = 20
 ONE_TIME_S = 60.0
-FAILURE_PAUSE_S = 0.5
+FAILURES_FREE = 3  # wrong passwords for one name from one address; then each doubles the wait
+WAIT_FIRST_S, WAIT_MAX_S = 2.0, 300.0
+FAILURES_KEPT_MAX = 10_000
+DEFAULT_PORTS = {"http": 80, "https": 443}
 PASSWORD_CHARACTERS_MIN = 8
 USER_CHARACTERS_MAX = 100  # the length of instep_decisions.actor
 
 Role = Literal["viewer", "operator"]
+
+audit = logging.getLogger("instep.console.audit")
 
 
 class Person(msgspec.Struct, frozen=True):
@@ -115,32 +122,41 @@ def user_entry(name: str, role: Role, password: str) -> str:
     return f'[users.{quoted}]\nrole = "{role}"\npassword = "{digest}"\n'
 
 
+class Session(msgspec.Struct, frozen=True):
+    """A person who has signed in, when, and with which hash of a password."""
+
+    at_s: float  # on the monotonic clock
+    person: Person
+    password: str | None = None
+
+
 class Sessions:
     """The signed-in persons, by the value of their cookie."""
 
     def __init__(self, cookie: str) -> None:
         self.cookie = cookie
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[float, Person]] = {}
+        self._open: dict[str, Session] = {}
 
-    def open(self, person: Person) -> str:
-        """Open a session; return the value of its cookie."""
+    def open(self, person: Person, password: str | None = None) -> str:
+        """Open a session; return the value of its cookie. The oldest of too many is closed."""
         value = secrets.token_urlsafe(32)
         now = time.monotonic()
         with self._lock:
             self._open = {
-                key: kept for key, kept in self._open.items() if now - kept[0] < SESSION_S
+                key: kept for key, kept in self._open.items() if now - kept.at_s < SESSION_S
             }
-            while len(self._open) >= SESSIONS_MAX:
-                self._open.pop(next(iter(self._open)))
-            self._open[value] = (now, person)
+            own = [key for key, kept in self._open.items() if kept.person.name == person.name]
+            for key in own[: max(0, len(own) + 1 - SESSIONS_OF_PERSON_MAX)]:
+                self._open.pop(key)
+            self._open[value] = Session(now, person, password)
         return value
 
-    def find(self, value: str | None) -> Person | None:
-        """Return the person of a cookie."""
+    def find(self, value: str | None) -> Session | None:
+        """Return the session of a cookie."""
         with self._lock:
-            at, person = self._open.get(value or "", (float("-inf"), None))
-        return person if time.monotonic() - at < SESSION_S else None
+            kept = self._open.get(value or "")
+        return kept if kept and time.monotonic() - kept.at_s < SESSION_S else None
 
     def close(self, value: str | None) -> None:
         """Close a session."""
@@ -148,12 +164,77 @@ class Sessions:
             self._open.pop(value or "", None)
 
 
+class DeclaredUsers:
+    """The users of a file, read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._seen = self._mark()
+        self._file = load_users(path)
+
+    def read(self) -> UsersFile:
+        """Return what the file declares now; what it declared before, if it is wrong now."""
+        with self._lock:
+            mark = self._mark()
+            if mark != self._seen:
+                self._seen = mark
+                self._read_again()
+            return self._file
+
+    def _read_again(self) -> None:
+        try:
+            self._file = load_users(self._path)
+        except errors.SettingsError as error:
+            audit.warning("the users stay as they were: %s", error.what)
+        else:
+            audit.info("read %s again", self._path)
+
+    def _mark(self) -> tuple[int, ...] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Failures:
+    """Wrong passwords, by name and address: nobody can keep a person out from elsewhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], tuple[int, float]] = {}  # and the time of the last one
+
+    def wait_s(self, name: str, address: str) -> float:
+        """Return how long this name has to wait at this address."""
+        with self._lock:
+            count, at = self._counts.get((name, address), (0, 0.0))
+        if count < FAILURES_FREE:
+            return 0.0
+        wait_s = min(WAIT_MAX_S, WAIT_FIRST_S * 2.0 ** min(count - FAILURES_FREE, 20))
+        return max(0.0, at + wait_s - time.monotonic())
+
+    def add(self, name: str, address: str) -> None:
+        """Count a wrong password."""
+        with self._lock:
+            count, _ = self._counts.pop((name, address), (0, 0.0))
+            self._counts[name, address] = (count + 1, time.monotonic())
+            while len(self._counts) > FAILURES_KEPT_MAX:
+                self._counts.pop(next(iter(self._counts)))
+
+    def forget(self, name: str, address: str) -> None:
+        """Start again after a right password."""
+        with self._lock:
+            self._counts.pop((name, address), None)
+
+
 class Doorkeeper:
     """Decides who a request is from."""
 
-    def __init__(self, sessions: Sessions, *, token_user: str, users: UsersFile | None) -> None:
-        """Without a users file, whoever has the token is `token_user`."""
-        self.sessions, self.users = sessions, users
+    def __init__(
+        self, sessions: Sessions, *, token_user: str, users: UsersFile | DeclaredUsers | None
+    ) -> None:
+        """Without users, whoever has the token is `token_user`."""
+        self.sessions, self._users, self.failures = sessions, users, Failures()
         self.token = secrets.token_urlsafe(32)
         self._token_user = token_user
         self._lock = threading.Lock()
@@ -163,9 +244,15 @@ class Doorkeeper:
         self._no_password = self._hasher.hash(secrets.token_hex(16)) if users else ""
 
     @property
+    def users(self) -> UsersFile | None:
+        """Return the users as they are declared now."""
+        return self._users.read() if isinstance(self._users, DeclaredUsers) else self._users
+
+    @property
     def signs_in(self) -> bool:
         """Return whether people sign in with a password."""
-        return self.users is not None and self.users.proxy is None
+        users = self.users
+        return users is not None and users.proxy is None
 
     def one_time_token(self) -> str:
         """Return a token that opens one session, and soon none any more.
@@ -187,32 +274,44 @@ class Doorkeeper:
             return None
         return self.sessions.open(Person(self._token_user))
 
-    def by_password(self, name: str, password: str) -> str | None:
+    def by_password(self, name: str, password: str, address: str) -> str | None:
         """Return the cookie of a new session if name and password are right."""
-        declared = self.users.users.get(name) if self.users else None
+        users = self.users
+        declared = users.users.get(name) if users else None
         digest = declared.password if declared else None
+        shown = plain(name[:USER_CHARACTERS_MAX])
         try:
             self._hasher.verify(digest or self._no_password, password)
         except argon2.exceptions.VerificationError:
-            time.sleep(FAILURE_PAUSE_S)
-            return None
+            digest = None
         if declared is None or digest is None:
+            self.failures.add(name, address)
+            audit.warning("sign-in failed: %s from %s", shown, address)
             return None
-        return self.sessions.open(Person(name, declared.role))
+        self.failures.forget(name, address)
+        audit.info("signed in: %s, %s, from %s", shown, declared.role, address)
+        return self.sessions.open(Person(name, declared.role), digest)
 
     def person(self, request: Request) -> Person | None:
         """Return who sent a request; None if that is not known."""
-        if self.users is not None and self.users.proxy is not None:
-            return self._by_proxy(request, self.users.proxy)
-        return self.sessions.find(request.cookies.get(self.sessions.cookie))
+        users = self.users
+        if users is not None and users.proxy is not None:
+            return self._by_proxy(request, users, users.proxy)
+        session = self.sessions.find(request.cookies.get(self.sessions.cookie))
+        if session is None or users is None:
+            return session.person if session else None
+        # the user may have been removed since, or got another role or password
+        declared = users.users.get(session.person.name)
+        if declared is None or declared.password != session.password:
+            return None
+        return Person(session.person.name, declared.role)
 
-    def _by_proxy(self, request: Request, proxy: TrustedProxy) -> Person | None:
-        assert self.users is not None
+    def _by_proxy(self, request: Request, users: UsersFile, proxy: TrustedProxy) -> Person | None:
         names = request.headers.getlist(proxy.header)
         # of several headers, one may come from the browser
         if len(names) != 1 or not _is_from(request, proxy):
             return None
-        declared = self.users.users.get(names[0])
+        declared = users.users.get(names[0])
         return Person(names[0], declared.role) if declared else None
 
 
@@ -237,10 +336,20 @@ def refusal(headers: Headers, method: str, hosts: frozenset[str]) -> str | None:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None and origin is None:
         return "This request does not say which page it comes from."
-    is_own = origin is None or _authority(origin) == host.lower()
+    is_own = origin is None or _is_origin_of(origin, host)
     if site not in (None, "same-origin") or not is_own:
         return "This request comes from a page of another site."
     return None
+
+
+def is_from_elsewhere(headers: Headers) -> bool:
+    """Return whether a page of another site makes the browser send a request."""
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site")
+
+
+def uses_https(headers: Headers) -> bool:
+    """Return whether the page that sends a form was loaded by HTTPS, from a proxy."""
+    return headers.get("origin", "").startswith("https://")
 
 
 def is_own_path(url: str) -> bool:
@@ -260,12 +369,18 @@ def _host_name(host: str) -> str | None:
         return None
 
 
-def _authority(origin: str) -> str | None:
-    """Return host and port of an Origin header, in lower case; None if it is none."""
+def _is_origin_of(origin: str, host: str) -> bool:
+    """Return whether an Origin header names the host of a Host header, by name and port.
+
+    Browsers leave out the default port of a scheme; proxies may add it.
+    """
     try:
-        return urlsplit(origin).netloc.lower()
+        page, own = urlsplit(origin), urlsplit(f"//{host}")
+        default = DEFAULT_PORTS.get(page.scheme)
+        same_port = (page.port or default) == (own.port or default)
     except ValueError:
-        return None
+        return False
+    return page.hostname is not None and page.hostname == own.hostname and same_port
 
 
 class PolicyMiddleware:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -32,12 +34,15 @@ FORM_BYTES_MAX = 4 << 20
 READ_PATIENCE_S = 20.0
 SIGN_IN_BYTES_MAX = 8 << 10
 # Pages, streams and sign-ins have threads of their own: none of them keeps the others waiting.
-# A sign-in takes 64 MB, and a wrong one half a second.
+# Checking a password takes 64 MB.
 THREADS = {"page": 32, "stream": 8, "sign-in": 4}
+SIGN_INS_MAX, SIGN_INS_OF_ADDRESS_MAX = 64, 16  # that are checked or wait for it
 SIGN_IN_AGAIN_S = 2
+FAILURE_PAUSE_S = 0.5
 FOREVER = "public, max-age=31536000, immutable"
 
 log = logging.getLogger("instep.console")
+audit = logging.getLogger("instep.console.audit")
 
 
 def build(workspace: Workspace, door: Doorkeeper, hosts: Sequence[str]) -> ASGIApp:
@@ -88,6 +93,7 @@ class _Site:
     def __init__(self, workspace: Workspace, door: Doorkeeper, hosts: frozenset[str]) -> None:
         self._workspace, self._door, self._hosts = workspace, door, hosts
         self._limiters: dict[str, CapacityLimiter] = {}
+        self._signing_in: Counter[str] = Counter()  # by address
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -95,7 +101,7 @@ class _Site:
         """Return the endpoint of a page."""
 
         async def answer(request: Request) -> Response:
-            person = self._admit(request)
+            person = self._admit(request, leads_to_write=page.writes)
             if isinstance(person, Response):
                 return person
             form: dict[str, list[str]] = {}
@@ -145,16 +151,23 @@ class _Site:
 
     # --- persons ---------------------------------------------------------------------------------
 
-    def _admit(self, request: Request) -> Person | Response:
-        """Return who sent the request, or the answer to a request that is refused."""
+    def _admit(self, request: Request, *, leads_to_write: bool = False) -> Person | Response:
+        """Return who sent the request, or the answer to a request that is refused.
+
+        A page that leads to a write is opened from another site only if the person goes on.
+        """
         if reason := access.refusal(request.headers, request.method, self._hosts):
             return _refused(reason, 403)
+        if leads_to_write and access.is_from_elsewhere(request.headers):
+            if not _is_link_from_elsewhere(request):
+                return _refused("This request comes from a page of another site.", 403)
+            return _again(request, by_itself=False)
         person = self._door.person(request)
         if person is not None:
             return person
         if _is_link_from_elsewhere(request):
             # The cookie is only sent if the console's own page asks for the page.
-            return HTMLResponse(rendering.render("again.html", url=_path(request)))
+            return _again(request, by_itself=True)
         if self._door.signs_in and request.method == "GET":
             return RedirectResponse(f"/sign-in?{urlencode({'next': _path(request)})}", 303)
         if self._door.users is not None:
@@ -176,7 +189,7 @@ class _Site:
                 " token for one use. Use the start URL that the console printed last.",
                 401,
             )
-        return self._signed_in(cookie, "/")
+        return self._signed_in(request, cookie, "/")
 
     async def sign_in(self, request: Request) -> Response:
         """Show the form, or check name and password."""
@@ -192,19 +205,34 @@ class _Site:
         except HTTPException as error:
             return _sign_in_page(following, "The form is too large.", error.status_code)
         name, password = (form.get(field, [""])[0] for field in ("name", "password"))
-        limiter = self._threads("sign-in")
-        if limiter.available_tokens < 1:
-            response = _sign_in_page(
-                following, "Many people are signing in. Wait a moment, and try again.", 429
+        address = request.client.host if request.client else ""
+        if wait_s := math.ceil(self._door.failures.wait_s(name, address)):
+            return _later(following, f"Too many wrong passwords. Try again in {wait_s} s.", wait_s)
+        with self._queue(address) as has_room:
+            if not has_room:
+                problem = "Many people are signing in. Wait a moment, and try again."
+                return _later(following, problem, SIGN_IN_AGAIN_S)
+            cookie = await anyio.to_thread.run_sync(
+                self._door.by_password, name, password, address, limiter=self._threads("sign-in")
             )
-            response.headers["retry-after"] = str(SIGN_IN_AGAIN_S)
-            return response
-        cookie = await anyio.to_thread.run_sync(
-            self._door.by_password, name, password, limiter=limiter
-        )
-        if cookie is None:
-            return _sign_in_page(following, "Name or password is wrong.", 401)
-        return self._signed_in(cookie, following)
+            if cookie is None:
+                await anyio.sleep(FAILURE_PAUSE_S)
+                return _sign_in_page(following, "Name or password is wrong.", 401)
+        return self._signed_in(request, cookie, following)
+
+    @contextmanager
+    def _queue(self, address: str) -> Iterator[bool]:
+        """Wait among those who sign in. One address takes only a part of the places."""
+        own, all_of_them = self._signing_in[address], self._signing_in.total()
+        has_room = own < SIGN_INS_OF_ADDRESS_MAX and all_of_them < SIGN_INS_MAX
+        if has_room:
+            self._signing_in[address] += 1
+        try:
+            yield has_room
+        finally:
+            if has_room:
+                self._signing_in[address] -= 1
+                self._signing_in += Counter()  # drops those at 0
 
     async def sign_out(self, request: Request) -> Response:
         """Close the session."""
@@ -213,14 +241,20 @@ class _Site:
             return person
         name = self._door.sessions.cookie
         self._door.sessions.close(request.cookies.get(name))
+        audit.info("signed out: %s", person.name)
         response = _refused("You are signed out.", 200)
         response.delete_cookie(name)
         return response
 
-    def _signed_in(self, cookie: str, following: str) -> Response:
+    def _signed_in(self, request: Request, cookie: str, following: str) -> Response:
         response = RedirectResponse(following if access.is_own_path(following) else "/", 303)
         response.set_cookie(
-            self._door.sessions.cookie, cookie, httponly=True, samesite="strict", path="/"
+            self._door.sessions.cookie,
+            cookie,
+            httponly=True,
+            samesite="strict",
+            path="/",
+            secure=access.uses_https(request.headers),
         )
         return response
 
@@ -279,9 +313,14 @@ def _refused(reason: str, status: int) -> Response:
 def _is_link_from_elsewhere(request: Request) -> bool:
     return (
         request.method == "GET"
-        and request.headers.get("sec-fetch-site") == "cross-site"
+        and access.is_from_elsewhere(request.headers)
         and request.headers.get("sec-fetch-mode") == "navigate"
     )
+
+
+def _again(request: Request, *, by_itself: bool) -> Response:
+    page = rendering.render("again.html", url=_path(request), by_itself=by_itself)
+    return HTMLResponse(page)
 
 
 def _path(request: Request) -> str:
@@ -290,6 +329,12 @@ def _path(request: Request) -> str:
     if not access.is_own_path(path):
         return "/"
     return f"{path}?{query}" if query else path
+
+
+def _later(following: str, problem: str, wait_s: int) -> HTMLResponse:
+    response = _sign_in_page(following, problem, 429)
+    response.headers["retry-after"] = str(wait_s)
+    return response
 
 
 def _sign_in_page(following: str, problem: str = "", status: int = 200) -> HTMLResponse:

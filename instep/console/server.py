@@ -39,7 +39,7 @@ class ConsoleServer:
         self, loaded: settings.Loaded, options: ConsoleOptions, where: ServerOptions
     ) -> None:
         """Listen on the port; raise PortTaken if another program does."""
-        users = access.load_users(where.auth) if where.auth else None
+        users = access.DeclaredUsers(where.auth) if where.auth else None
         if where.host not in access.LOOPBACK and users is None:
             raise errors.SettingsError(
                 f"--host {where.host} lets other machines connect, so people have to sign in",
@@ -53,7 +53,7 @@ class ConsoleServer:
         self.door = Doorkeeper(
             Sessions(f"instep_console_{self.port}"), token_user=where.user, users=users
         )
-        hosts = {*access.LOOPBACK, where.host, *(users.hosts if users else ())}
+        hosts = {*access.LOOPBACK, where.host, *(users.read().hosts if users else ())}
         app = application.build(self.workspace, self.door, sorted(hosts))
         self._server = uvicorn.Server(
             uvicorn.Config(

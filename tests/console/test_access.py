@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from typer.testing import CliRunner
 
@@ -40,6 +43,7 @@ from tests.support.consoles import (
     cookie_of,
     parked_documents,
 )
+from tests.support.databases import run_sql
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -81,6 +85,14 @@ def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def guarded(office: ConsoleFolder, users_file: Path) -> Iterator[ConsoleServer]:
     with consoles.serving(office.loaded, auth=users_file) as server:
         yield server
+
+
+def cookie_for(server: ConsoleServer, name: str) -> str:
+    """Open a session as if this user had signed in; return its cookie."""
+    assert server.door.users is not None
+    declared = server.door.users.users[name]
+    session = server.door.sessions.open(Person(name, declared.role), declared.password)
+    return f"{server.door.sessions.cookie}={session}"
 
 
 def sign_in(page: Page, name: str, password: str = PASSWORD) -> None:
@@ -267,6 +279,35 @@ def test_values_are_hidden(read_only: ConsoleServer, open_page: Callable[[str], 
         assert '"doc_id"' not in text
 
 
+def test_values_are_hidden_on_the_way_to_a_write(
+    office: ConsoleFolder,
+) -> None:
+    """Hide them on plans, on what was done, on findings, and on a record of any topic."""
+    with consoles.serving(office.loaded, ConsoleOptions(hide_values=True)) as server:
+        cookie = cookie_of(server)
+        paths = (
+            f"/dead/drop?pipeline={PIPELINE}&place=0:100",
+            f"/dead/replay?pipeline={PIPELINE}&place=0:101",
+            f"/parked/skip?pipeline={PIPELINE}&document=p2",
+            f"/parked/release?pipeline={PIPELINE}&document=p3",
+        )
+        for path in paths:
+            plan = answered(server, path, Cookie=cookie)
+            done = consoles.confirmed(server, cookie, path, plan, "hidden")
+            for page in (plan, done):
+                assert page.status == 200, path
+                assert "hidden" in page.text, path
+                assert "{broken" not in page.text
+                assert consoles.LONG_STATUS[:50] not in page.text
+                assert "PRINTED" not in page.text
+        findings = answered(server, f"/findings?pipeline={PIPELINE}", Cookie=cookie)
+        record = f"/record?topic={consoles.TOPIC}&partition=0&offset=0"
+        for page in (findings, answered(server, record, Cookie=cookie)):
+            assert page.status == 200
+            assert "{broken" not in page.text
+            assert "doc_id" not in re.sub(r"field doc_id|doc_id\W+is the", "", page.text)
+
+
 def test_the_text_of_an_unexpected_error_is_hidden_with_the_values(
     read_only: ConsoleServer, console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +375,22 @@ def test_people_sign_in_and_come_back_to_their_page(
     assert "olga, operator" in page.inner_text("header")
 
 
+def test_a_session_that_ends_does_not_show_the_sign_in_within_a_page(
+    guarded: ConsoleServer, open_page: Callable[[str], Page]
+) -> None:
+    """Lead from a record on demand to the sign-in page, and back to the document."""
+    page = open_page(f"{guarded.address}document?id=d5")
+    sign_in(page, "vera")
+    page.wait_for_url("**/document?id=d5")
+    guarded.door.sessions = Sessions(guarded.door.sessions.cookie)
+    page.get_by_role("link", name="raw").first.click()
+    page.wait_for_url("**/sign-in?*")
+    sign_in(page, "vera")
+    page.wait_for_url("**/document?id=d5")
+    page.get_by_role("link", name="raw").first.click()
+    page.locator("#record-1 pre").last.wait_for()
+
+
 def test_people_sign_out(guarded: ConsoleServer, open_page: Callable[[str], Page]) -> None:
     page = open_page(guarded.address)
     sign_in(page, "vera")
@@ -391,8 +448,7 @@ def test_strangers_who_sign_in_keep_nobody_from_the_pages(guarded: ConsoleServer
         return answered(guarded, "/sign-in", "POST", f"name=x{number}&password=y", Origin=origin)
 
     page = f"/settings?pipeline={PIPELINE}"
-    session = guarded.door.sessions.open(Person("vera", "viewer"))
-    cookie = f"{guarded.door.sessions.cookie}={session}"
+    cookie = cookie_for(guarded, "vera")
     with ThreadPoolExecutor(24) as pool:
         answers = pool.map(sign_in_wrongly, range(48))
         # it gives up after 30 seconds
@@ -401,6 +457,153 @@ def test_strangers_who_sign_in_keep_nobody_from_the_pages(guarded: ConsoleServer
     assert set(by_status) == {401, 429}
     assert by_status[429].headers["retry-after"]
     assert "Many people are signing in" in by_status[429].text
+
+
+def test_wrong_passwords_make_only_their_sender_wait(
+    guarded: ConsoleServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refuse a name that failed from an address for a while, there and not elsewhere."""
+    caplog.set_level(logging.INFO, "instep.console.audit")
+    origin = f"http://127.0.0.1:{guarded.port}"
+
+    def attempt(name: str, password: str = "wrong") -> Answer:
+        body = urlencode({"name": name, "password": password})
+        return answered(guarded, "/sign-in", "POST", body, Origin=origin)
+
+    name = "olga\n2026 signed in: eve"
+    assert [attempt(name).status for _ in range(4)] == [401, 401, 401, 429]
+    refused = attempt(name)
+    assert 0 < int(refused.headers["retry-after"]) <= 2
+    assert "Too many wrong passwords" in refused.text
+    assert guarded.door.failures.wait_s(name, "192.0.2.1") == 0.0
+    assert attempt("olga", PASSWORD).status == 303
+    assert "signed in: olga, operator, from 127.0.0.1" in caplog.messages
+    assert sum("sign-in failed: olga\\n2026" in one for one in caplog.messages) == 3
+    assert PASSWORD not in caplog.text
+
+
+def test_the_wait_after_wrong_passwords_doubles_and_ends_with_a_right_one() -> None:
+    failures, waits = access.Failures(), []
+    for _ in range(6):
+        failures.add("vera", "192.0.2.1")
+        waits.append(round(failures.wait_s("vera", "192.0.2.1")))
+    assert waits == [0, 0, 2, 4, 8, 16]
+    failures.forget("vera", "192.0.2.1")
+    assert failures.wait_s("vera", "192.0.2.1") == 0.0
+
+
+def test_one_person_cannot_end_the_sessions_of_another() -> None:
+    sessions = Sessions("c")
+    kept = sessions.open(Person("vera"))
+    own = [sessions.open(Person("olga")) for _ in range(access.SESSIONS_OF_PERSON_MAX + 3)]
+    assert sessions.find(kept)
+    assert [bool(sessions.find(one)) for one in own[:5]] == [False, False, False, True, True]
+
+
+def test_the_cookie_is_secure_if_the_browser_speaks_https(
+    office: ConsoleFolder, users_file: Path, tmp_path: Path
+) -> None:
+    """Tell it by the form's origin: a proxy's own connection is plain."""
+    file = tmp_path / "users.toml"
+    file.write_text('hosts = ["console.example"]\n' + users_file.read_text(), encoding="utf-8")
+    body = urlencode({"name": "olga", "password": PASSWORD})
+    with consoles.serving(office.loaded, auth=file) as server:
+        for host, origin, is_secure in (
+            ("console.example", "https://console.example", True),
+            ("console.example:443", "https://console.example", True),
+            ("console.example", "http://console.example", False),
+        ):
+            answer = answered(server, "/sign-in", "POST", body, Host=host, Origin=origin)
+            assert answer.status == 303, origin
+            assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
+
+
+def test_a_changed_users_file_counts_at_once(
+    office: ConsoleFolder, users_file: Path, tmp_path: Path
+) -> None:
+    """End the session of a removed user, and of one with another password; change a role."""
+    file = tmp_path / "users.toml"
+    entries = users_file.read_text()
+    file.write_text(entries, encoding="utf-8")
+    with consoles.serving(office.loaded, auth=file) as server:
+        olga, vera = cookie_for(server, "olga"), cookie_for(server, "vera")
+        file.write_text(entries.replace('"viewer"', '"operator"'), encoding="utf-8")
+        assert "vera, operator" in answered(server, "/", Cookie=vera).text
+        file.write_text("[[", encoding="utf-8")
+        assert answered(server, "/", Cookie=vera).status == 200
+        file.write_text(access.user_entry("olga", "operator", "another one"), encoding="utf-8")
+        assert answered(server, "/", Cookie=vera).status == 303
+        assert answered(server, "/", Cookie=olga).headers["location"].startswith("/sign-in")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_own"),
+    [
+        ("name", "https://name", True),
+        ("name:443", "https://name", True),
+        ("name:80", "http://name", True),
+        ("NAME:8080", "http://name:8080", True),
+        ("[::1]:8080", "http://[::1]:8080", True),
+        ("name:443", "http://name", False),
+        ("name:80", "https://name", False),
+        ("name:8080", "http://name", False),
+        ("name", "https://name:8443", False),
+        ("name", "null", False),
+        ("name", "https://", False),
+        ("name", "http://name:port", False),
+    ],
+)
+def test_an_origin_is_own_by_name_and_port(host: str, origin: str, is_own: bool) -> None:
+    headers = Headers({"host": host, "origin": origin})
+    assert (access.refusal(headers, "POST", frozenset({"name", "::1"})) is None) is is_own
+
+
+def test_a_plan_is_not_made_for_a_page_of_another_site(console: ConsoleServer, cookie: str) -> None:
+    """Let a link of a colleague work after a click on a page of the console's own."""
+    for site in ("cross-site", "same-site"):
+        for path in WRITING:
+            answer = answered(console, path, Cookie=cookie, Sec_Fetch_Site=site)
+            assert answer.status in (403, 405), path
+        named = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate"}
+        link = answered(console, "/parked/release?document=p13", Cookie=cookie, **named)
+        assert link.status == 200
+        assert "A link on another site leads to a page" in link.text
+        assert "http-equiv" not in link.text
+        assert 'href="/parked/release?document=p13"' in link.text
+    own = {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "navigate"}
+    assert answered(console, "/rewind/plan?to=start", Cookie=cookie, **own).status == 200
+
+
+def test_a_viewer_can_write_nothing(guarded: ConsoleServer, office: ConsoleFolder) -> None:
+    """Refuse every page that writes, whatever is sent to it."""
+    cookie, origin = cookie_for(guarded, "vera"), f"http://127.0.0.1:{guarded.port}"
+    before = parked_documents(office)
+    for path in WRITING:
+        for method in ("GET", "POST"):
+            url = f"{path}?pipeline={PIPELINE}&document=p13&all=1&to=start&reason=NOT_JSON"
+            answer = answered(guarded, url, method, "why=x", Cookie=cookie, Origin=origin)
+            assert answer.status in (403, 405), (method, path)
+    assert parked_documents(office) == before
+
+
+def test_an_operator_writes_through_a_proxy(office: ConsoleFolder, tmp_path: Path) -> None:
+    """Take the name from the proxy's header, and the origin of a page served by HTTPS."""
+    file = tmp_path / "users.toml"
+    file.write_text(
+        'hosts = ["console.example"]\n[proxy]\nheader = "X-User"\nfrom = ["127.0.0.1"]\n'
+        '[users.olga]\nrole = "operator"\n',
+        encoding="utf-8",
+    )
+    path = "/parked/skip?document=p6"
+    named = {"X_User": "olga", "Host": "console.example:443"}
+    with consoles.serving(office.loaded, auth=file) as server:
+        plan = answered(server, path, **named)
+        body = urlencode([*plan.fields, ("why", "through the proxy")])
+        for origin, status in (("https://evil.example", 403), ("https://console.example", 303)):
+            answer = answered(server, path, "POST", body, Origin=origin, **named)
+            assert answer.status == status
+    decided = "SELECT actor FROM instep_decisions WHERE reason = 'through the proxy'"
+    assert run_sql(office.url, decided) == [("olga",)]
 
 
 def test_a_large_form_of_a_stranger_is_refused(guarded: ConsoleServer) -> None:
