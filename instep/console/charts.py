@@ -10,6 +10,7 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 560, 160
 LEFT, RIGHT, TOP, BOTTOM = 64, 8, 10, 22
 SPAN_LEAST_S = 120.0
+GAP_S = 90.0  # a line does not cross a longer time without samples
 SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 
 Points = Sequence[tuple[float, float | None]]  # seconds before now, as negative numbers; value
@@ -105,9 +106,12 @@ def spark(title: str, points: Points, span_s: float) -> Markup:
 def _segments(points: Points, place: Place, style: str) -> Markup:
     """Return a polyline for each stretch of known values."""
     stretches: list[list[str]] = [[]]
+    previous = float("-inf")
     for at, value in points:
-        if value is None:
+        if value is None or at - previous > GAP_S:
             stretches.append([])
+        previous = at
+        if value is None:
             continue
         x, y = place(at, value)
         stretches[-1].append(f"{x:.1f},{y:.1f}")

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -35,11 +35,14 @@ log = logging.getLogger("instep.console")
 # what the kept samples hold of a status
 VALUES: Mapping[str, Callable[[PipelineStatus], float | None]] = {
     "lag": lambda status: status.lag_records,
-    "lag_s": lambda status: status.lag_seconds,
     "applied": lambda status: status.run.applied_per_s if status.run else None,
     "p50": lambda status: status.run.freshness_p50_s if status.run else None,
     "p99": lambda status: status.run.freshness_p99_s if status.run else None,
 }
+
+
+# seconds ago, and values, oldest first
+Past = Sequence[tuple[float, dict[str, float | None]]]
 
 
 class StatusSample(msgspec.Struct, frozen=True):
@@ -58,9 +61,18 @@ class StatusSample(msgspec.Struct, frozen=True):
 class PipelineSampler:
     """Reads the status of one pipeline again and again."""
 
-    def __init__(self, name: str, read: Callable[[], PipelineStatus]) -> None:
-        """Take the function that reads the status; it never raises errors of instep."""
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], PipelineStatus],
+        read_past: Callable[[], Past] = list,
+    ) -> None:
+        """Take the functions that read the status, and what the pipeline kept of the last hour.
+
+        The first never raises errors of instep.
+        """
         self.name, self._read = name, read
+        self._read_past: Callable[[], Past] | None = read_past  # until it has answered
         self.latest: StatusSample | None = None
         self._kept: deque[tuple[float, dict[str, float | None]]] = deque()
         self._lock = threading.Lock()
@@ -113,9 +125,23 @@ class PipelineSampler:
         number = self.latest.number + 1 if self.latest else 1
         self.latest = StatusSample(datetime.now(UTC), status, number)
         self._first.set()
-        now = time.monotonic()
+        past, now = self._past(), time.monotonic()
         with self._lock:
+            self._kept.extendleft((now - age_s, values) for age_s, values in reversed(past))
             if not self._kept or now - self._kept[-1][0] >= KEPT_INTERVAL_S:
                 self._kept.append((now, {name: value(status) for name, value in VALUES.items()}))
             while self._kept[0][0] < now - KEPT_S:
                 self._kept.popleft()
+
+    def _past(self) -> Past:
+        """Return what was kept before the console started; the first time that it can be read."""
+        if self._read_past is None:
+            return []
+        try:
+            past = self._read_past()
+        except Exception as error:  # noqa: BLE001 - the status says what is wrong
+            log.debug("the last hour of %s is not known yet: %r", self.name, error)
+            return []
+        self._read_past = None
+        began_s = time.monotonic() - self._kept[0][0] if self._kept else 0.0
+        return [(age_s, values) for age_s, values in past if began_s < age_s < KEPT_S]

@@ -17,14 +17,14 @@ import msgspec
 
 from instep import errors, settings
 from instep.console.command_runs import CommandRuns
-from instep.console.sampling import PipelineSampler
+from instep.console.sampling import Past, PipelineSampler
 from instep.document.showing import shell_word
 from instep.kafka.connection import Cluster
 from instep.local import registry
 from instep.operate import status
 from instep.operate.status import PipelineStatus
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.sinks import inspection
+from instep.sinks import inspection, ledger_reader
 
 KAFKA_TIMEOUT_S = 5.0
 IDLE_CLIENTS_MAX = 4  # readers, and others, that are kept for the next page
@@ -67,7 +67,8 @@ class Workspace:
         self.signs_in = False
         self.paths: frozenset[str] = frozenset()  # of the pages that exist with these options
         self.samplers = {
-            name: PipelineSampler(name, self._reader(name)) for name in self.declared.pipelines
+            name: PipelineSampler(name, self._reader(name), self._past_reader(name))
+            for name in self.declared.pipelines
         }
         self._lock = threading.Lock()
         self._clusters: dict[str, Cluster] = {}
@@ -229,6 +230,25 @@ class Workspace:
             except errors.InstepError as error:
                 return msgspec.structs.replace(status.read(None, name, pipeline), error=str(error))
             return self._shown(status.read(cluster, name, pipeline))
+
+        return read
+
+    def _past_reader(self, name: str) -> Callable[[], Past]:
+        pipeline = self.declared.pipelines[name]
+
+        def read() -> Past:
+            return [
+                (
+                    age_s,
+                    {
+                        "lag": minute.lag,
+                        "applied": minute.applied_per_s,
+                        "p50": minute.freshness_p50_s,
+                        "p99": minute.freshness_p99_s,
+                    },
+                )
+                for age_s, minute in ledger_reader.trend(name, pipeline)
+            ]
 
         return read
 

@@ -18,9 +18,9 @@ from instep.document.due import OverdueCount
 from instep.kafka import backlog, offsets
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
-from instep.pipeline.progress import Progress
+from instep.pipeline.progress import Progress, finite
 from instep.sinks import runs, target
-from instep.sinks.runs import Heartbeat, RunReport
+from instep.sinks.runs import Heartbeat, MinuteFigures, RunReport
 
 MEASURE_INTERVAL_S = 1.0
 IDLE_INTERVAL_S = 5.0  # while nothing arrives: a measurement costs as much as many events
@@ -28,7 +28,7 @@ STATE_INTERVAL_S = 0.25
 HELD_AFTER_S = 3.0  # ordinary transactions are shorter
 NAME_INTERVAL_S = 30.0  # naming the transactions needs its own client
 END_PATIENCE_S = 5.0
-STARTING = "starting"
+STARTING, RUNNING = "starting", "running"
 
 
 class HeldBack:
@@ -149,6 +149,7 @@ class HeartbeatWatch:
         self._last: tuple[int, str, str | None, str | None] | None = None
         self._overdue: dict[str, OverdueCount] | None = None
         self._due = 0.0
+        self._minute_at, self._minute_totals = self._started, dict(progress.totals)
 
     def start(self) -> None:
         """Start the thread."""
@@ -190,13 +191,18 @@ class HeartbeatWatch:
                 detail,
                 None if overdue is None else msgspec.json.encode(overdue).decode(),
                 self._progress.rate(),
-                _finite(self._progress.freshness_s(0.5)),
-                _finite(self._progress.freshness_s(0.99)),
+                finite(self._progress.freshness_s(0.5)),
+                finite(self._progress.freshness_s(0.99)),
+                self._minute(now, name),
             )
             with contextlib.suppress(Exception):  # a lost heartbeat does no harm
                 heartbeat.beat(report)
 
-
-def _finite(freshness_s: float | None) -> float | None:
-    """Return a freshness that databases can keep: they have no infinity."""
-    return None if freshness_s is None else min(freshness_s, runs.FRESHNESS_MAX_S)
+    def _minute(self, now: float, state: str) -> MinuteFigures | None:
+        """Return the figures of the minute that has ended, if one has."""
+        seconds = now - self._minute_at
+        if seconds < runs.TREND_INTERVAL_S:
+            return None
+        figures = self._progress.minute(self._minute_totals, seconds, is_running=state == RUNNING)
+        self._minute_at, self._minute_totals = now, dict(self._progress.totals)
+        return figures

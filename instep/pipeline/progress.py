@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from instep.document.due import OverdueSummary
 from instep.pipeline import counts
 from instep.pipeline.engine import Report
+from instep.sinks import runs
+from instep.sinks.runs import MinuteFigures
 
 
 class Progress:
@@ -87,6 +89,19 @@ class Progress:
         buckets = [sum(counted[name] for counted in recent) for name in counts.BUCKETS]
         return quantile(buckets, share)
 
+    def minute(
+        self, before: Mapping[str, int], seconds: float, *, is_running: bool
+    ) -> MinuteFigures:
+        """Return the figures since the totals were `before`, this many seconds ago."""
+        since = {name: count - before[name] for name, count in self.totals.items()}
+        buckets = [since[name] for name in counts.BUCKETS]
+        return MinuteFigures(
+            lag=self.lag if is_running else None,
+            applied_per_s=since["applied"] / seconds,
+            freshness_p50_s=finite(quantile(buckets, 0.5)),
+            freshness_p99_s=finite(quantile(buckets, 0.99)),
+        )
+
     def _recent(self) -> list[dict[str, int]]:
         """Return the counts of the window."""
         with self._lock:
@@ -106,3 +121,8 @@ def quantile(buckets: list[int], share: float) -> float | None:
         if seen >= wanted:
             return bound
     return float("inf")
+
+
+def finite(freshness_s: float | None) -> float | None:
+    """Return a freshness that databases can keep: they have no infinity."""
+    return None if freshness_s is None else min(freshness_s, runs.FRESHNESS_MAX_S)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from instep import settings
 from instep.document.reasons import Reason
 from instep.sinks import connecting, inspection, runs, tables, target
-from instep.sinks.runs import Run
+from instep.sinks.runs import MinuteSample, Run
 from instep.sinks.stored_values import utc_time
 from instep.sinks.target import Position
 
@@ -83,6 +83,13 @@ def latest_run(name: str, pipeline: settings.Pipeline) -> tuple[Run | None, date
     """Return the pipeline's latest run, if there was any, and the database's time."""
     with _opened(pipeline) as opened:
         return runs.read(opened, name), runs.clock(opened)
+
+
+def trend(name: str, pipeline: settings.Pipeline) -> list[tuple[float, MinuteSample]]:
+    """Return the figures of the last hour's minutes, each with how many seconds ago it ended."""
+    with _opened(pipeline) as opened:
+        now = runs.clock(opened).timestamp()
+        return [(now - sample.at, sample) for sample in runs.trend(opened, name)]
 
 
 def given_up(name: str, pipeline: settings.Pipeline) -> int:

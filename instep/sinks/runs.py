@@ -22,6 +22,8 @@ from instep.sinks.stored_values import kept_text, utc_time
 
 INTERVAL_S = 5.0
 DEAD_AFTER_S = 30.0  # without a heartbeat
+TREND_INTERVAL_S = 60.0
+TREND_SAMPLES_MAX = 60
 STOPPED = "stopped"
 FRESHNESS_MAX_S = 1e6  # stands for any freshness beyond the last bucket of the histogram
 CLOCKS = {
@@ -57,6 +59,21 @@ class Run(msgspec.Struct, frozen=True):
         return self.state != STOPPED and (now - self.heartbeat_at).total_seconds() > DEAD_AFTER_S
 
 
+class MinuteFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did in a minute. Freshness is None without events."""
+
+    lag: int | None = None
+    applied_per_s: float | None = None
+    freshness_p50_s: float | None = None
+    freshness_p99_s: float | None = None
+
+
+class MinuteSample(MinuteFigures, frozen=True, kw_only=True, array_like=True):
+    """The figures of a minute, and when it ended, by the database's clock."""
+
+    at: float  # seconds since 1970
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """What a run reports. Durations are measured on its own machine, with a monotonic clock."""
 
@@ -70,6 +87,7 @@ class RunReport(msgspec.Struct, frozen=True):
     applied_per_s: float | None = None
     freshness_p50_s: float | None = None
     freshness_p99_s: float | None = None
+    minute: MinuteFigures | None = None  # when a minute has ended
 
 
 def clock(opened: sa.Connection) -> datetime:
@@ -89,6 +107,12 @@ def read(opened: sa.Connection, pipeline: str) -> Run | None:
     return Run(*facts)
 
 
+def trend(opened: sa.Connection, pipeline: str) -> list[MinuteSample]:
+    """Return the figures of the last hour's minutes in which the pipeline ran, oldest first."""
+    text = opened.execute(sa.select(RUNS.c.trend).where(RUNS.c.pipeline == pipeline)).scalar()
+    return msgspec.json.decode(text, type=list[MinuteSample]) if text else []
+
+
 class Heartbeat:
     """The row of one run. Not for use by several threads."""
 
@@ -101,6 +125,7 @@ class Heartbeat:
         }
         self._resources = contextlib.ExitStack()
         self._opened: sa.Connection | None = None
+        self._trend: list[MinuteSample] | None = None  # None: not read yet
 
     def beat(self, report: RunReport) -> bool:
         """Write the row, or return False if it belongs to another run.
@@ -143,6 +168,8 @@ class Heartbeat:
             "freshness_p50_s": report.freshness_p50_s,
             "freshness_p99_s": report.freshness_p99_s,
         }
+        if report.minute is not None:
+            report_columns["trend"] = self._trend_with(opened, report.minute, now)
         if report.epoch:
             report_columns["epoch"] = report.epoch
         started_at = now - timedelta(seconds=report.running_s)
@@ -158,6 +185,14 @@ class Heartbeat:
         except sa.exc.IntegrityError:  # another run has just inserted it
             return False
         return True
+
+    def _trend_with(self, opened: sa.Connection, minute: MinuteFigures, now: datetime) -> str:
+        """Return the trend as JSON, with another minute behind those of earlier runs."""
+        if self._trend is None:
+            self._trend = trend(opened, self._pipeline)
+        sample = MinuteSample(at=now.timestamp(), **msgspec.structs.asdict(minute))
+        self._trend = [*self._trend, sample][-TREND_SAMPLES_MAX:]
+        return msgspec.json.encode(self._trend).decode()
 
     def _may_take(self, epoch: int, now: datetime) -> sa.ColumnElement[bool]:
         """Return the condition under which this run may take over the row of another run.

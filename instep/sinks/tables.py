@@ -124,6 +124,7 @@ RUNS = sa.Table(
     sa.Column("applied_per_s", sa.Double),
     sa.Column("freshness_p50_s", sa.Double),
     sa.Column("freshness_p99_s", sa.Double),
+    sa.Column("trend", long_text()),  # JSON: a list of `MinuteSample`, of the last hour
     **TRANSACTIONAL,
 )
 

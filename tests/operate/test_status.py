@@ -21,7 +21,7 @@ from instep.pipeline.progress import Progress
 from instep.pipeline.runner import RunnerState
 from instep.reconcile.report import ReconcileVerdict
 from instep.sinks import ledger_reader
-from instep.sinks.runs import Run
+from instep.sinks.runs import FRESHNESS_MAX_S, Run
 from tests.support.databases import run_sql
 from tests.support.open_transaction import hanging_transaction
 from tests.support.pipelines import Prove, drained, following
@@ -193,6 +193,20 @@ def test_a_report_may_arrive_while_another_thread_computes_the_rate() -> None:
         done.add(Report(Interrupted({**nothing, "applied": 1}), {}, {}))
     assert done.rate() == 2
     assert done.freshness_s(0.5) is None
+
+
+def test_the_figures_of_a_minute_are_those_since_the_last_one() -> None:
+    done, nothing = Progress(), dict.fromkeys(counts.NAMES, 0)
+    done.begin({0: 0}, {0: 9})
+    done.add(Report({**nothing, "applied": 5, "bucket_0": 5}, {0: 4}, {0: 9}))
+    before = dict(done.totals)
+    last = len(counts.FRESHNESS_BOUNDS_S)
+    done.add(Report({**nothing, "applied": 3, f"bucket_{last}": 3}, {0: 7}, {0: 9}))
+    minute = done.minute(before, 60.0, is_running=True)
+    assert (minute.lag, minute.applied_per_s) == (2, 0.05)
+    assert minute.freshness_p50_s == minute.freshness_p99_s == FRESHNESS_MAX_S
+    rest = done.minute(done.totals, 60.0, is_running=False)
+    assert (rest.lag, rest.applied_per_s, rest.freshness_p50_s) == (None, 0.0, None)
 
 
 def test_the_ledger_holds_totals(

@@ -14,11 +14,15 @@ import msgspec
 import pytest
 
 from instep import errors, sinks
-from instep.sinks import inspection, ledger_reader, preparation, target
-from instep.sinks.runs import Heartbeat, RunReport
+from instep.pipeline import monitors
+from instep.pipeline.monitors import HeartbeatWatch
+from instep.pipeline.progress import Progress
+from instep.sinks import inspection, ledger_reader, preparation, runs, target
+from instep.sinks.runs import Heartbeat, MinuteFigures, RunReport
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.support.databases import declare, run_sql
+from tests.support.waiting import wait_until
 
 
 def test_only_a_newer_run_takes_over_the_row(database_url: str) -> None:
@@ -61,6 +65,47 @@ def test_only_a_newer_run_takes_over_the_row(database_url: str) -> None:
     finally:
         for one in (first, second, third):
             one.close()
+
+
+def test_the_figures_of_the_last_hours_minutes_are_kept(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep those of an earlier run, and no more than the newest."""
+    monkeypatch.setattr(runs, "TREND_SAMPLES_MAX", 3)
+    pipeline = declare(database_url)
+    preparation.prepare(pipeline)
+    url = target.database_url(database_url)
+    assert ledger_reader.trend("contracts", pipeline) == []
+    for epoch, lags in ((1, [10, 11]), (2, [None, 12])):
+        heartbeat = Heartbeat("contracts", url)
+        for lag in lags:
+            minute = MinuteFigures(lag=lag, applied_per_s=0.5, freshness_p50_s=0.1)
+            assert heartbeat.beat(RunReport(epoch, "running", 60.0, 60.0, minute=minute))
+            assert heartbeat.beat(RunReport(epoch, "running", 65.0, 65.0))
+        heartbeat.close()
+    kept = ledger_reader.trend("contracts", pipeline)
+    assert [minute.lag for _, minute in kept] == [11, None, 12]
+    ages = [age_s for age_s, _ in kept]
+    assert ages == sorted(ages, reverse=True)
+    assert -1 < ages[-1] < 60
+    assert kept[0][1].freshness_p99_s is None
+
+
+def test_a_run_keeps_its_figures_of_each_minute(
+    new_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "TREND_INTERVAL_S", 0.3)
+    monkeypatch.setattr(runs, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(monitors, "STATE_INTERVAL_S", 0.02)
+    pipeline = declare(new_database("sqlite"))
+    preparation.prepare(pipeline)
+    progress = Progress()
+    progress.begin({0: 2}, {0: 9})
+    watch = HeartbeatWatch("contracts", pipeline, lambda: (1, "running", None, None), progress)
+    watch.start()
+    wait_until(lambda: len(ledger_reader.trend("contracts", pipeline)) > 1, "two minutes")
+    watch.end()
+    assert {minute.lag for _, minute in ledger_reader.trend("contracts", pipeline)} == {7}
 
 
 def test_status_needs_only_the_right_to_read(
