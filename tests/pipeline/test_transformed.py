@@ -14,17 +14,20 @@ import pytest
 from confluent_kafka import Producer
 
 from instep import errors, settings
+from instep.kafka import places, topics
 from instep.kafka.connection import Cluster
-from instep.operate import dead_letters, log_replay
+from instep.local.broker import LocalCluster
+from instep.operate import dead_letters, log_replay, rewind
+from instep.pipeline import flow_runner
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.pipeline.runner import Runner
+from instep.pipeline.runner import Runner, RunnerState
 from instep.pipeline.transformed.transformer import EventPlan, Transformer
 from instep.pipeline.transformed.worker import RecordSource
-from instep.sinks import inspection
+from instep.sinks import inspection, preparation
 from instep.sinks.journal_entries import Selection
 from tests.support.databases import run_sql
-from tests.support.pipelines import Prove, drained, following
+from tests.support.pipelines import OwnRunner, Prove, drained, following
 from tests.support.producing import IN_ORDER
 from tests.support.waiting import wait_until
 
@@ -37,6 +40,12 @@ SINK_GUIDE = "docs/guides/write-a-spark-stream.md"
 FILTERED = """
 SELECT doc.* FROM (SELECT from_json(value, 'doc_id STRING, status STRING, version BIGINT') AS doc
 FROM records) WHERE doc.status <> 'DRAFT'
+"""
+IN_STEPS = """
+WITH kept AS (SELECT value FROM records WHERE key IS NOT NULL),
+parsed AS (SELECT from_json(value, 'doc_id STRING, status STRING, version BIGINT') AS doc FROM kept),
+named AS (SELECT doc.doc_id, doc.status AS state, doc.version FROM parsed)
+SELECT doc_id, state AS status, version FROM named WHERE state <> 'DRAFT'
 """
 SPLIT = """
 SELECT item.no AS doc_id, item.status AS status, CAST(doc.version AS BIGINT) AS version,
@@ -80,13 +89,18 @@ def ledger(url: str) -> dict[int, int]:
     return dict(run_sql(url, "SELECT partition, next_offset FROM instep_ledger"))
 
 
+@pytest.mark.parametrize("sql", [FILTERED, IN_STEPS], ids=["filtered", "in-steps"])
 def test_records_without_a_result_move_the_ledger(
-    new_database: Callable[[str], str], cluster: Cluster, topic: str, runner: Callable[..., Runner]
+    sql: str,
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    topic: str,
+    runner: Callable[..., Runner],
 ) -> None:
     url = new_database("sqlite")
     publish(cluster, topic, [status("a", "DRAFT", 1), status("a", "PRINTED", 2)])
     publish(cluster, topic, [status("b", "SENT", 1), *[status("b", "DRAFT", 2)] * 3], partition=1)
-    run = drained(runner(transforming(url, topic, FILTERED), once=True))
+    run = drained(runner(transforming(url, topic, sql), once=True))
     assert table(url) == [("a", "PRINTED", 2), ("b", "SENT", 1)]
     assert ledger(url) == {0: 2, 1: 4, 2: 0}
     assert run.progress.totals["records"] == 6
@@ -147,6 +161,104 @@ def test_a_running_pipeline_follows_the_topic(
     wait_until(lambda: table(url) == [("a", "SENT", 2)], "the second event")
     run.stop(patience_s=60)
     assert run.error is None
+
+
+def test_fields_of_the_event_may_be_headers_of_the_record(
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    topic: str,
+    runner: Callable[..., Runner],
+    prove: Prove,
+) -> None:
+    """The statement does not use them. Of one name, the last header counts."""
+    url = new_database("sqlite")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
+    sent: list[tuple[str, list[tuple[str, str | bytes | None]]]] = [
+        ("a", [("no", b"0"), ("no", b"7"), ("tenant", b"north")]),
+        ("b", [("no", b"8")]),
+        ("c", [("no", "né".encode()), ("tenant", None)]),
+    ]
+    for name, headers in sent:
+        producer.produce(
+            topic, json.dumps(status(name, "NEW", 1)), "key", partition=0, headers=headers
+        )
+    producer.produce(topic, json.dumps(status("d", "NEW", 1)), "key", partition=0)
+    assert producer.flush(30) == 0
+    pipeline = following(
+        url,
+        topic,
+        event={"document": "doc_id", "status": "@header.no", "order": "version"},
+        columns={"print_status": "@header.no", "tenant": "@header.tenant"},
+        transform={"sql": FILTERED},
+    )
+
+    drained(runner(pipeline, once=True))
+
+    select = "SELECT doc_no, print_status, tenant FROM contract_document ORDER BY doc_no"
+    assert run_sql(url, select) == [("a", "7", "north"), ("b", "8", None), ("c", "né", None)]
+    select = 'SELECT "offset", detail FROM instep_dead_letters'
+    [(offset, detail)] = run_sql(url, select)
+    assert (offset, "@header.no" in detail) == (3, True)
+    report, _ = prove(pipeline)
+    assert report.in_step
+
+
+def test_a_topic_that_is_replaced_during_the_run_is_read_only_after_a_decision(
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    topic: str,
+    runner: Callable[..., Runner],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tasks keep a reader, which has read the former topic. The runner's checks are off."""
+    monkeypatch.setattr(flow_runner, "CHECK_INTERVAL_S", 3_600.0)
+    url = new_database("sqlite")
+    publish(cluster, topic, [status("a", "NEW", 1)])
+    pipeline = transforming(url, topic, FILTERED)
+    run = runner(pipeline)
+    wait_until(lambda: table(url) == [("a", "NEW", 1)], "the first record")
+    topics.delete(cluster, topic)
+    topics.create(cluster, topic, 3)
+    publish(cluster, topic, [status(f"b{number}", "NEW", 1) for number in range(300)])
+    wait_until(lambda: run.state is RunnerState.ENDED, "the pipeline to notice")
+    assert isinstance(run.error, (errors.TopicReplaced, errors.TopicGone)), run.error
+    assert table(url) == [("a", "NEW", 1)]
+
+    plan = rewind.prepare(cluster, "contracts", pipeline, places.FromStart(), accept_new_topic=True)
+    rewind.execute("contracts", pipeline, plan, actor="tester", reason="replaced")
+    drained(runner(pipeline, once=True))
+    assert len(table(url)) == 301
+
+
+def test_a_broker_that_restarts_does_not_end_a_running_pipeline(
+    new_database: Callable[[str], str], spark: SparkSession, tmp_path: Path
+) -> None:
+    """Tasks keep a reader, whose connections the broker's end closes."""
+    url = new_database("sqlite")
+    with (
+        LocalCluster() as servers,
+        Cluster(settings.Kafka(), servers.bootstrap) as cluster,
+    ):
+        topics.create(cluster, "restarts", 3)
+        publish(cluster, "restarts", [status("a", "NEW", 1)])
+        pipeline = transforming(url, "restarts", FILTERED)
+        preparation.prepare(pipeline, add_columns=True)
+        run = OwnRunner("contracts", pipeline, cluster, spark, tmp_path / "run", once=False)
+
+        def wait_for(version: int) -> None:
+            wait_until(lambda: table(url) == [("a", "NEW", version)], f"record {version}")
+
+        run.start()
+        try:
+            wait_for(1)
+            for version in range(2, 4):
+                servers.kill()
+                servers.start()
+                publish(cluster, "restarts", [status("a", "NEW", version)])
+                wait_for(version)
+        finally:
+            run.stop(patience_s=60)
+        assert run.error is None
 
 
 @pytest.mark.parametrize(
