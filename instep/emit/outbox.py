@@ -46,9 +46,17 @@ class Outbox:
     """Adds events to an outbox table. Thread-safe: it keeps no state."""
 
     def __init__(
-        self, table: str = "instep_outbox", columns: settings.OutboxColumns | None = None
+        self,
+        table: str = "instep_outbox",
+        columns: settings.OutboxColumns | None = None,
+        *,
+        as_text: bool = False,
     ) -> None:
-        """Take the name of the table, or schema.table, as in `[relays.NAME]`."""
+        """Take the name of the table, or schema.table, as in `[relays.NAME]`.
+
+        With `as_text`, the column for the value is one of text or JSON, and not one of bytes.
+        """
+        self._as_text = as_text
         self._table = table
         self._columns = columns or settings.OutboxColumns()
 
@@ -144,7 +152,8 @@ class Outbox:
         self, document: str, value: bytes | None, headers: dict[str, str] | None
     ) -> tuple[tuple[str, ...], tuple[str | bytes | None, ...]]:
         """Return the columns and values of a row."""
-        names, values = (self._columns.document, self._columns.value), (document, value)
+        stored = value.decode() if self._as_text and value is not None else value
+        names, values = (self._columns.document, self._columns.value), (document, stored)
         if headers is None:
             return names, values
         if self._columns.headers is None:

@@ -23,7 +23,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from instep import Outbox, OutboxColumns, StatusEvent, errors, settings
+from instep import Outbox, OutboxColumns, StatusEvent, errors, settings, sources
+from instep.sinks import connecting, target
 from instep.sources import tables
 from tests.support.databases import run_sql
 
@@ -238,6 +239,45 @@ def test_unknown_drivers_in_autocommit_are_refused(monkeypatch: pytest.MonkeyPat
             Outbox().add(UnknownConnection(opened, autocommit=True), EVENT)
         Outbox().add(UnknownConnection(opened, autocommit=False), EVENT)
         assert opened.execute("SELECT document FROM instep_outbox").fetchall() == [("C-1",)]
+
+
+JSON_TABLES = {
+    "postgres": "CREATE TABLE events (id bigserial PRIMARY KEY, document text, value {type},"
+    " headers text, xid xid8 NOT NULL DEFAULT pg_current_xact_id())",
+    "mysql": "CREATE TABLE events (id bigint AUTO_INCREMENT PRIMARY KEY, document varchar(255),"
+    " value {type}, headers json)",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"), [("postgres", "jsonb"), ("postgres", "text"), ("mysql", "json")]
+)
+def test_a_column_of_json_takes_events_as_text(
+    kind: str, type_: str, new_database: Callable[[str], str]
+) -> None:
+    """Use what JSON escapes: a quote, a backslash, a line break."""
+    url = new_database(kind)
+    run_sql(url, JSON_TABLES[kind].format(type=type_))
+    fields = {"place": 'Zürich "C:\\"\n'}
+    event = StatusEvent(document="C-1", status="PRINTED", version=3, fields=fields)
+    engine = connecting.create_engine(target.database_url(url))
+    outbox = Outbox("events", as_text=True)
+    with engine.begin() as connection:
+        outbox.add(connection, event)
+        outbox.delete(connection, "C-2")
+    if kind == "postgres":
+        with psycopg.connect(url) as plain, closing(psycopg2.connect(url)) as other:
+            outbox.add(plain, event)
+            outbox.add(other, event)
+            other.commit()
+    engine.dispose()
+    reader = sources.open_reader(settings.Relay(source=url, topic="t", outbox="events"), "r")
+    batch = reader.next(10)
+    reader.close()
+    assert batch is not None
+    values = [row.value and json.loads(row.value) for row in batch.rows]
+    assert values[:2] == [{**VALUE, **fields}, None]
+    assert values[2:] == [{**VALUE, **fields}] * (2 if kind == "postgres" else 0)
 
 
 def connect_mysql_connector(**arguments: Any) -> Any:
