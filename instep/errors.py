@@ -48,6 +48,7 @@
         ├── PositionMissing       POSITION_MISSING
         ├── ForeignTransactions   FOREIGN_TRANSACTIONS
         ├── OutboxRowTooLarge     OUTBOX_ROW_TOO_LARGE
+        ├── OutboxRowInvalid      OUTBOX_ROW_INVALID
         ├── OutputTopicChanged    OUTPUT_TOPIC_CHANGED
         ├── PositionForeign       POSITION_FOREIGN
         ├── OutputKeyMissing      OUTPUT_KEY_MISSING
@@ -451,6 +452,15 @@ class OutboxRowTooLarge(NamedStop):
     usual_remedy = (
         'raise max.message.bytes of the topic, or set too_large = "dead-letter";'
         " then: instep relay run"
+    )
+
+
+class OutboxRowInvalid(NamedStop):
+    """No record can be made of a row of the outbox, and the settings say to stop."""
+
+    code = "OUTBOX_ROW_INVALID"
+    usual_remedy = (
+        'correct or delete the row, or set invalid = "dead-letter"; then: instep relay run'
     )
 
 

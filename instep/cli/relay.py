@@ -16,7 +16,7 @@ import typer
 from instep import errors, settings, terminal
 from instep.cli import completion, options, output, relay_report, resources
 from instep.cli import help as help_pages
-from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Once
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Limit, Once
 
 # How many sessions in a row ended soon after their start; a new process takes it over.
 RESTARTS = "INSTEP_RELAY_RESTARTS"
@@ -72,7 +72,7 @@ def init(
     --execute changes anything.
     """
     from instep.kafka import position_topic
-    from instep.sources import tables, trigger_statements, triggers
+    from instep.sources import outbox_shape, tables, trigger_statements, triggers
 
     declared = settings.load(GLOBAL.config)
     name, chosen = _relay(declared, relay)
@@ -87,6 +87,7 @@ def init(
     if trigger:
         names = [column.strip() for column in (columns or "").split(",") if column.strip()]
         plan = triggers.plan(chosen, trigger, names)
+    outbox_shape.check_existing(chosen)
     statements = tables.missing(chosen, name) if plan_only else tables.prepare(chosen, name)
     cost = None
     if plan is not None:
@@ -211,6 +212,38 @@ def status(
         for one in found
     ]
     typer.echo(output.table(head, rows))
+
+
+@app.command()
+def dead(
+    relay: RelayName = None,
+    limit: Limit = output.SHOWN_MAX,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """List the rows that a relay did not publish, each with its reason.
+
+    They are in the source's table instep_outbox_dead, with value and headers.
+    """
+    from instep.sources import dead_rows
+
+    declared = settings.load(GLOBAL.config)
+    name, chosen = _relay(declared, relay)
+    found = dead_rows.read(name, chosen, limit)
+    if as_json:
+        output.print_json({"relay": name, "rows": found})
+    elif found:
+        head = ("ID", "OCCURRENCE", "DOCUMENT", "BYTES", "AT", "REASON")
+        rows = [
+            (one.id, one.occurrence, one.document, one.value_bytes or 0, one.at, one.reason)
+            for one in found
+        ]
+        typer.echo(output.table(head, rows))
+        if len(found) >= limit:
+            output.say(f"showing the first {limit}; -n shows more")
+    else:
+        output.say(f"{name}: no dead rows")
 
 
 @app.command()

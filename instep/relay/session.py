@@ -21,14 +21,13 @@ from contextlib import ExitStack, suppress
 import msgspec
 
 from instep import errors, settings, sources
-from instep.document import event
 from instep.kafka import connection, output_topic, position_topic, record_writer, topics
 from instep.kafka.output_topic import KnownTopic
 from instep.kafka.record_writer import RecordRefused, RecordWriter
 from instep.kafka.topic_identity import TopicIdentity
 from instep.relay import position as positions
 from instep.relay.position import RelayPosition
-from instep.relay.records import RecordBuilder
+from instep.relay.records import RecordBuilder, RowInvalid
 from instep.sources.connection import OpenConnections
 from instep.sources.lease import INTERVAL_S, Lease, LeaseRow
 from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
@@ -42,6 +41,7 @@ ROWS_LEAST = 200  # of a batch, before the backlog shows how many there are
 # Without an answer for so long, the session ends and gives up its lease: another process may reach
 # the brokers.
 KAFKA_SILENCE_MAX_S = 30.0
+DOCUMENT_SHOWN = 255  # characters
 BYTES_PER_ID = 40  # of a position, at most
 # A server that does not flush every commit loses about a second of them in a crash, and with them
 # renewals. What was published is on disk.
@@ -330,30 +330,37 @@ class RelaySession:
     def _add(self, batch: Batch, reader: OutboxReader, pool: ThreadPoolExecutor) -> int:
         """Add the rows to a new transaction; return how many were not refused."""
         self._writer.begin(positions.encode(self._following))
-        add, build_value, build_headers = (
-            self._writer.add,
-            self._builder.value,
-            self._builder.headers,
-        )
+        add, builder = self._writer.add, self._builder
+        build_key, build_value, build_headers = builder.key, builder.value, builder.headers
         published = 0
         for row in batch.rows:
             try:
-                add(_key(row), build_value(row), build_headers(row))
+                add(build_key(row), build_value(row), build_headers(row))
                 published += 1
-            except RecordRefused as refused:
-                self._refuse(row, str(refused), reader, pool)
+            except (RecordRefused, RowInvalid) as refused:
+                self._refuse(row, refused, reader, pool)
         return published
 
     def _refuse(
-        self, row: OutboxRow, reason: str, reader: OutboxReader, pool: ThreadPoolExecutor
+        self,
+        row: OutboxRow,
+        refused: RecordRefused | RowInvalid,
+        reader: OutboxReader,
+        pool: ThreadPoolExecutor,
     ) -> None:
-        size = len(row.value or b"")
-        what = (
-            f"row {row.id} of document {row.document!r} has {size:,} bytes, which topic"
-            f" {self._relay.topic!r} does not accept: {reason}"
-        )
-        if self._relay.too_large == "stop":
-            raise errors.OutboxRowTooLarge(what)
+        shown = row.document[:DOCUMENT_SHOWN]
+        named = f"row {row.id} of document {shown!r}{'…' if shown != row.document else ''}"
+        if isinstance(refused, RowInvalid):
+            what = f"no record can be made of {named}: {refused}"
+            if self._relay.invalid == "stop":
+                raise errors.OutboxRowInvalid(what) from None
+        else:
+            what = (
+                f"{named} has {len(row.value or b''):,} bytes, which topic {self._relay.topic!r}"
+                f" does not accept: {refused}"
+            )
+            if self._relay.too_large == "stop":
+                raise errors.OutboxRowTooLarge(what) from None
         pool.submit(reader.keep_dead, row, what).result()
         self.progress.dead += 1
         self._say(f"{self._name}: {what}; kept in instep_outbox_dead")
@@ -390,13 +397,3 @@ class RelaySession:
         self._keeper.published_rows = following.rows
         self.progress.rows += published
         self.progress.transactions += 1
-
-
-def _key(row: OutboxRow) -> bytes:
-    try:
-        return event.key(row.document)
-    except ValueError as failure:
-        raise errors.SettingsError(
-            f"row {row.id} of the outbox: {failure}",
-            "correct the row, or delete it, then start the relay again",
-        ) from failure

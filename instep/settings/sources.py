@@ -65,6 +65,14 @@ class Relay(SettingsTable, frozen=True, kw_only=True):
             " instep_outbox_dead, or stop"
         ),
     ] = "dead-letter"
+    invalid: Annotated[
+        TooLarge,
+        Meta(
+            description="what to do with a row of which no record can be made (an id that is empty,"
+            " longer than 255 characters or not UTF-8; headers that are no JSON object): keep it in"
+            " instep_outbox_dead, or stop"
+        ),
+    ] = "dead-letter"
     batch_rows_max: Annotated[
         int,
         Meta(description="maximum number of rows of one Kafka transaction", ge=1, le=100_000),

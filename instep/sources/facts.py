@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 import sqlalchemy as sa
 
@@ -11,10 +9,9 @@ from instep import errors, settings
 from instep.sinks import connecting, facts, target
 from instep.sinks.facts import Facts
 from instep.sinks.target import TableName
-from instep.sources import tables
+from instep.sources import outbox_shape, tables
 from instep.sources.connection import source_errors, source_url
 
-AUTOINCREMENT = re.compile(r"\bAUTOINCREMENT\b", re.IGNORECASE)
 # The sequence of an identity column, or the one that its default calls.
 SEQUENCE = (
     "SELECT CAST(CAST(s.seqrelid AS regclass) AS text), s.seqcache FROM pg_sequence s"
@@ -106,7 +103,9 @@ def _with_sqlite(opened: sa.Connection, found: SourceFacts, outbox: TableName) -
     return msgspec.structs.replace(
         found,
         database=msgspec.structs.replace(found.database, settings=values),
-        is_id_generated=None if created is None else bool(AUTOINCREMENT.search(created)),
+        is_id_generated=None
+        if created is None
+        else bool(outbox_shape.AUTOINCREMENT.search(created)),
     )
 
 

@@ -31,6 +31,8 @@ from instep.sources.outbox_reader import (
     LastTransaction,
     OutboxReader,
     OutboxRow,
+    decoded,
+    encoded,
     restored,
 )
 
@@ -57,6 +59,8 @@ class IdReader(OutboxReader):
     ) -> None:
         super().__init__(relay, name, connections)
         self._is_sqlite = self._opened.dialect.name == "sqlite"
+        if self._is_sqlite:  # which stores text without looking at it
+            self._opened.driver.text_factory = decoded
         self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
         self._data_version: int | None = None
         self._log_end: int | None = None  # of InnoDB, behind the rows that were read last
@@ -316,7 +320,7 @@ def _digest(rows: Sequence[OutboxRow]) -> str:
     """Return a digest of rows in the order of their ids."""
     digest = hashlib.blake2b(digest_size=16)
     for row in sorted(rows, key=lambda row: row.id):
-        digest.update(f"{row.id} {row.document}\0".encode())
+        digest.update(encoded(f"{row.id} {row.document}\0"))
         digest.update(b"-" if row.value is None else row.value)
         digest.update(b"\0")
     return digest.hexdigest()

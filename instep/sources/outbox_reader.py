@@ -15,7 +15,7 @@ import msgspec
 
 from instep import errors, settings
 from instep.sinks import target
-from instep.sources import tables
+from instep.sources import outbox_shape, tables
 from instep.sources.connection import OpenConnections, SourceConnection
 
 # A batch is in memory several times: as rows, as the client's records, and the next one beside it.
@@ -67,8 +67,14 @@ class OutboxReader(abc.ABC):
         quote = dialect.identifier_preparer.quote_identifier
         columns = relay.columns
         self._id = quote(columns.id)
-        headers = "NULL" if columns.headers is None else quote(columns.headers)
-        self._columns = f"{self._id}, {quote(columns.document)}, {quote(columns.value)}, {headers}"
+        try:
+            found = outbox_shape.read(self._opened, target.table_name(relay.outbox))
+            outbox_shape.check(self._opened, relay, found)
+        except BaseException:
+            self._opened.close()
+            raise
+        names = (columns.id, columns.document, columns.value, columns.headers)
+        self._columns = ", ".join(self._expression(found, name) for name in names)
         self._row_bytes = FIRST_ROW_BYTES  # mean of the rows that were read last
 
     @abc.abstractmethod
@@ -131,21 +137,42 @@ class OutboxReader(abc.ABC):
         return last + added
 
     def keep_dead(self, row: OutboxRow, reason: str) -> None:
-        """Keep a row that the topic does not accept. Keeping it twice changes nothing."""
-        known = self._writing.select(
-            f"SELECT 1 FROM {self._dead_table} WHERE relay = ? AND id = ?", (self._name, row.id)
+        """Keep a row that is not published. Keeping it twice changes nothing.
+
+        Its id may have been used before: then another row is kept already, and stays.
+        """
+        kept = (
+            row.document.encode(errors="backslashreplace").decode(),
+            row.value,
+            None if row.headers is None else row.headers.encode(errors="backslashreplace").decode(),
         )
-        if not known:
-            self._writing.execute(
-                f"INSERT INTO {self._dead_table}"
-                " (relay, id, document, value, headers, reason, at_s)"
-                f" VALUES (?, ?, ?, ?, ?, ?, {self._writing.clock})",
-                (self._name, row.id, row.document, row.value, row.headers, reason),
-            )
+        known = self._writing.select(
+            f"SELECT document, value, headers, occurrence FROM {self._dead_table}"
+            " WHERE relay = ? AND id = ? ORDER BY occurrence",
+            (self._name, row.id),
+        )
+        if any(
+            (text, value and bytes(value), headers) == kept for text, value, headers, _ in known
+        ):
+            return
+        occurrence = known[-1][3] + 1 if known else 0
+        self._writing.execute(
+            f"INSERT INTO {self._dead_table}"
+            " (relay, id, occurrence, document, value, headers, reason, at_s)"
+            f" VALUES (?, ?, ?, ?, ?, ?, ?, {self._writing.clock})",
+            (self._name, row.id, occurrence, *kept, reason),
+        )
 
     def close(self) -> None:
         """Close the connection."""
         self._opened.close()
+
+    def _expression(self, found: outbox_shape.Columns, name: str | None) -> str:
+        """Return what is read of a column. The one for headers may be missing."""
+        known = None if name is None else outbox_shape.column(self._opened, found, name)
+        if name is None or (found and known is None):
+            return "NULL"
+        return self._opened.dialect.identifier_preparer.quote_identifier(name)
 
     def _collect(
         self, limit: int, read: Callable[[list[OutboxRow], int], list[OutboxRow]]
@@ -187,19 +214,32 @@ class OutboxReader(abc.ABC):
 
 
 def _text(value: Any) -> str:
-    """Return the text of a column that the driver does not return as text."""
+    """Return the text of a column that the driver does not return as text; NULL is empty.
+
+    Bytes that are no text become code points that no text contains: no record is made of them.
+    """
+    if value is None:
+        return ""
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode()
-    if isinstance(value, dict | list):
-        return msgspec.json.encode(value).decode()
+        return decoded(bytes(value))
     return str(value)
+
+
+def decoded(text: bytes) -> str:
+    """Return text as the database has it, even if it is no UTF-8."""
+    return text.decode(errors="surrogateescape")
 
 
 def _bytes(value: Any) -> bytes:
     """Return the bytes of a column that the driver does not return as bytes."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    return _text(value).encode()
+    return encoded(_text(value))
+
+
+def encoded(text: str) -> bytes:
+    """Return the bytes of text that `decoded` returned."""
+    return text.encode(errors="surrogateescape")
 
 
 def restored(name: str, why: str, *, fades: bool = False) -> errors.SourceRestored:

@@ -19,14 +19,15 @@ from typing import Any
 
 from instep import errors, settings
 from instep.sinks import target
-from instep.sources import tables
+from instep.sources import outbox_shape, tables
 from instep.sources.connection import OpenConnections, SourceConnection
 from instep.sources.outbox_reader import Batch, LastTransaction, OutboxReader, OutboxRow, restored
 
 NOTHING = "1:1:"  # the snapshot in which no transaction is visible
 FLUSH_WAIT_S = 0.002
 CLEAN_UP_INTERVAL_S = 1.0
-PLAIN_TYPES = ["bigint", "integer", "text", "character varying", "bytea"]
+# types whose binary format the driver surely knows
+PLAIN_TYPES = {"bigint", "integer", "smallint", "text", "character varying", "bytea"}
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -44,7 +45,6 @@ class SnapshotReader(OutboxReader):
         self._side = self._writing = SourceConnection(relay.source, connections)
         self._identity = self._server()
         self._has_ring = self._is_ring()
-        self._is_binary = self._has_plain_types()
         self._seen = NOTHING  # everything visible in it was returned
         self._tick: str | None = None  # the snapshot that is being read
         self._is_open = False
@@ -224,8 +224,15 @@ class SnapshotReader(OutboxReader):
         )
 
     def _fetch(self, _rows: list[OutboxRow], count: int) -> list[OutboxRow]:
-        select = self._opened.select_binary if self._is_binary else self._opened.select
-        return self._rows(select(f"FETCH FORWARD {count:d} FROM instep_tick"))
+        fetch = f"FETCH FORWARD {count:d} FROM instep_tick"
+        return self._rows(self._opened.select_binary(fetch))
+
+    def _expression(self, found: outbox_shape.Columns, name: str | None) -> str:
+        """Return what is read of a column: of json and others, the text."""
+        expression = super()._expression(found, name)
+        if name in found and found[name].type not in PLAIN_TYPES:
+            return f"{expression}::text"
+        return expression
 
     def _count_as_returned(self) -> None:
         """Count everything that the tick showed as returned."""
@@ -269,20 +276,6 @@ class SnapshotReader(OutboxReader):
     def _facts(self) -> dict[str, Any]:
         system, timeline = self._identity
         return {"system": system, "timeline": timeline, "lsn": self._lsn}
-
-    def _has_plain_types(self) -> bool:
-        """Return whether the columns have types whose binary format the driver surely knows."""
-        columns = self._relay.columns
-        names = [columns.id, columns.document, columns.value]
-        if columns.headers is not None:
-            names.append(columns.headers)
-        return bool(
-            self._side.value(
-                "SELECT bool_and(atttypid::regtype::text = ANY (?)) FROM pg_attribute"
-                " WHERE attrelid = ?::regclass AND attname = ANY (?)",
-                (PLAIN_TYPES, self._table, names),
-            )
-        )
 
     def _refuse_other_server(self, position: dict[str, Any]) -> None:
         system, timeline = self._identity

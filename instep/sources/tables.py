@@ -23,7 +23,9 @@ PARTITION_BITS = 17  # ids of one partition before the next one follows: 131,072
 LEASE_TABLE = "instep_relays"
 DEAD_TABLE = "instep_outbox_dead"
 
-_exact = mysql.VARCHAR(255, collation="utf8mb4_bin")
+# Text of any length: a trigger must not fail because an id is too long for us.
+MYSQL_DOCUMENT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+_exact = mysql.LONGTEXT(collation="utf8mb4_bin")  # an id that is too long is kept, too
 DOCUMENT = sa.Text().with_variant(_exact, "mysql", "mariadb")
 CONTENT = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 JSON_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
@@ -50,12 +52,16 @@ def lease_table(schema: str | None) -> sa.Table:
 
 
 def dead_table(schema: str | None) -> sa.Table:
-    """Return the table of records that the topic does not accept."""
+    """Return the table of rows that are not published.
+
+    An id that the database gave out again makes another `occurrence`.
+    """
     return sa.Table(
         DEAD_TABLE,
         sa.MetaData(),
         sa.Column("relay", NAME, primary_key=True),
         sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("occurrence", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("document", DOCUMENT, nullable=False),
         sa.Column("value", CONTENT),
         sa.Column("headers", JSON_TEXT),
@@ -85,12 +91,47 @@ def statements(opened: sa.Connection, relay: settings.Relay, name: str) -> list[
         found.append("PRAGMA journal_mode = WAL")
     if not view.has_table(outbox.name, schema=outbox.schema):
         found += outbox_statements(opened.dialect, outbox)
-    for table in own_tables(relay):
-        if not view.has_table(table.name, schema=table.schema):
-            text = str(sa.schema.CreateTable(table).compile(dialect=opened.dialect))
-            found.append(text.strip())
+    lease, dead = own_tables(relay)
+    if not view.has_table(lease.name, schema=lease.schema):
+        found.append(_created(opened.dialect, lease))
+    found += _dead_statements(opened.dialect, view, dead)
     if not _has_lease(opened, view, relay, name):
         found.append(_lease_insert(opened.dialect, relay, name))
+    return found
+
+
+def _created(dialect: sa.Dialect, table: sa.Table) -> str:
+    return str(sa.schema.CreateTable(table).compile(dialect=dialect)).strip()
+
+
+def _dead_statements(dialect: sa.Dialect, view: sa.Inspector, table: sa.Table) -> list[str]:
+    """Return the statements that create the table of dead rows, or replace an earlier form.
+
+    The earlier table gets another name first: if only a part of the statements is run, the next
+    `instep relay init` continues.
+    """
+    earlier = TableName(table.schema, f"{table.name}_earlier")
+    is_renamed = view.has_table(earlier.name, schema=earlier.schema)
+    exists = view.has_table(table.name, schema=table.schema)
+    names = [one["name"] for one in view.get_columns(table.name, table.schema)] if exists else []
+    name = TableName(table.schema, table.name)
+    found: list[str] = []
+    if exists and "occurrence" not in names:
+        # MySQL would move the table to the current database.
+        is_mysql = dialect.name in ("mysql", "mariadb")
+        to = quoted(dialect, earlier if is_mysql else TableName(None, earlier.name))
+        found.append(f"ALTER TABLE {quoted(dialect, name)} RENAME TO {to}")
+        exists, is_renamed = False, True
+    if not exists:
+        found.append(_created(dialect, table))
+    if is_renamed:
+        copied = "id, document, value, headers, reason, at_s"
+        found.append(
+            f"INSERT INTO {quoted(dialect, name)} (relay, occurrence, {copied})\n"
+            f"SELECT relay, 0, {copied} FROM {quoted(dialect, earlier)} e WHERE NOT EXISTS\n"
+            f"    (SELECT 1 FROM {quoted(dialect, name)} k WHERE k.relay = e.relay AND k.id = e.id)"
+        )
+        found.append(f"DROP TABLE {quoted(dialect, earlier)}")
     return found
 
 
@@ -204,7 +245,7 @@ def outbox_statements(dialect: sa.Dialect, name: TableName) -> list[str]:
             return [
                 f"CREATE TABLE {table} (\n"
                 "    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,\n"
-                "    document VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\n"
+                f"    document {MYSQL_DOCUMENT},\n"
                 "    value LONGBLOB,\n"
                 "    headers LONGTEXT CHARACTER SET utf8mb4\n"
                 ") ENGINE=InnoDB"

@@ -14,6 +14,7 @@ from instep.cli.output import DRY_RUN
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.local.broker import LocalCluster
+from instep.sinks import target
 from instep.sources.lease import Lease
 from tests.support.cli import instep, refused, refused_in_process, reported
 from tests.support.databases import run_sql
@@ -109,7 +110,8 @@ def test_triggers_are_printed_for_the_database_and_their_cost_is_measured(
     assert done.returncode == 0, done.stderr
     locked = "LOCK TABLES" in done.stdout  # because there are triggers to replace now
     assert locked == database_url.startswith("mysql")
-    expected = f"LOCK TABLES `job` WRITE;\n\n{printed.stdout}UNLOCK TABLES;\n\n"
+    job = f"`{target.database_url(database_url).database}`.`job`"
+    expected = f"LOCK TABLES {job} WRITE;\n\n{printed.stdout}UNLOCK TABLES;\n\n"
     assert done.stdout == (expected if locked else printed.stdout)
     assert COST.search(done.stderr), done.stderr
     assert run_sql(database_url, count) == [(1,)]
@@ -143,6 +145,20 @@ def test_init_creates_everything_and_a_run_publishes_until_the_outbox_is_empty(
     head, line = instep(tmp_path, "relay", "status", relay).stdout.splitlines()
     assert head.split("  ")[0] == "RELAY"
     assert line.split() == [relay, "stopped", "3", "0", "0"]
+
+
+def test_dead_rows_are_listed_with_their_reasons(relay: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    assert instep(tmp_path, "relay", "init").returncode == 0
+    assert instep(tmp_path, "relay", "dead").stderr == f"{relay}: no dead rows\n"
+    run_sql(url, "INSERT INTO instep_outbox (document, value) VALUES ('', '{}')")
+    add(url, "a")
+    assert instep(tmp_path, "relay", "run", "--once").returncode == 0
+    head, line = instep(tmp_path, "relay", "dead", relay).stdout.splitlines()
+    assert head.split() == ["ID", "OCCURRENCE", "DOCUMENT", "BYTES", "AT", "REASON"]
+    assert line.endswith("must not be empty")
+    [row] = reported(tmp_path, "relay", "dead")["rows"]
+    assert (row["id"], row["occurrence"], row["document"], row["value_bytes"]) == (1, 0, "", 2)
 
 
 def test_a_reset_shows_its_plan_and_changes_nothing_without_execute(

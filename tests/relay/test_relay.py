@@ -19,7 +19,7 @@ from instep.local.broker import LocalCluster, ProxiedListener
 from instep.local.proxy import NetworkFault, Proxy
 from instep.relay import relay as relays
 from instep.relay import session
-from instep.relay.records import RecordBuilder
+from instep.relay.records import RecordBuilder, RowInvalid
 from instep.relay.session import RelayProgress
 from instep.sources import tables
 from instep.sources.lease import Lease
@@ -280,6 +280,8 @@ def test_an_outbox_with_other_names_can_be_relayed(
         (b'{"version": null}', b'{"version": null}'),
         (b"[1]", b"[1]"),
         (b'{"version": broken', b'{"version": broken'),
+        (b'{"version": "\xff"}', b'{"version": "\xff"}'),
+        (b'{"version":' + b"[" * 100_000, b'{"version":' + b"[" * 100_000),
         (b"", b""),
         (None, None),
     ],
@@ -302,5 +304,6 @@ def test_headers_of_a_row_replace_ours_and_the_row_id_is_always_there() -> None:
     )
     own = builder.headers(OutboxRow(8, "d", None, '{"trace": "x", "instep_outbox_id": "1"}'))
     assert own == [("trace", b"x"), ("instep_outbox_id", b"8")]
-    with pytest.raises(errors.SettingsError, match="row 9 of relay 'r': its headers are not"):
-        builder.headers(OutboxRow(9, "d", None, "[1]"))
+    for headers in ("[1]", '{"a": 1}', '{"a": "\udcff"}', '{"a":' + "[" * 100_000):
+        with pytest.raises(RowInvalid, match="its headers are not"):
+            builder.headers(OutboxRow(9, "d", None, headers))

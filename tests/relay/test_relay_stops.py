@@ -460,6 +460,59 @@ def test_a_record_that_is_too_large_is_kept_and_the_others_are_published(
     assert run_once(name, relay, cluster)[0].rows == 0
 
 
+LONG = "x" * 256
+INVALID = {  # of a kind of database: values of document and headers
+    "postgres": ["'', NULL", f"'{LONG}', NULL", "'a', '[1]'"],
+    "mariadb": ["'', NULL", f"'{LONG}', NULL", "'a', '[1]'", r"'a\0', NULL"],
+    "sqlite": [
+        "'', NULL",
+        f"'{LONG}', NULL",
+        "'a', '[1]'",
+        "'a' || char(0), NULL",
+        "CAST(x'61ff' AS TEXT), NULL",
+        "x'61ff', NULL",
+        "'a', CAST(x'7bff7d' AS TEXT)",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_rows_of_which_no_record_can_be_made_are_kept_and_the_others_are_published(
+    kind: str, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    rows = INVALID[kind]
+    for row in ["'before', NULL", *rows, "'after', NULL"]:
+        run_sql(url, f"INSERT INTO instep_outbox (document, headers, value) VALUES ({row}, '{{}}')")
+    stopping = msgspec.structs.replace(relay, invalid="stop")
+    with pytest.raises(errors.OutboxRowInvalid, match=r"row 2 of document '': .*be empty"):
+        run_once(name, stopping, cluster)
+    progress, said = run_once(name, relay, cluster)
+    assert (progress.rows, progress.dead) == (2, len(rows))
+    assert "must not be empty; kept in instep_outbox_dead" in said[0]
+    kept = run_sql(url, "SELECT document FROM instep_outbox_dead ORDER BY id")
+    assert kept[:3] == [("",), (LONG,), ("a",)]
+    assert len(kept) == len(rows)
+
+
+def test_a_dead_row_is_kept_if_its_id_was_used_before(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Let the outbox be emptied, and its ids begin again, as after TRUNCATE on MariaDB."""
+    shop = open_shop("mariadb")
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    for headers in ("[1]", "[2]"):
+        insert = f"INSERT INTO instep_outbox (id, document, headers) VALUES (7, 'a', '{headers}')"
+        run_sql(url, insert)
+        reset.execute(name, relay, cluster, "start")
+        assert run_once(name, relay, cluster)[0].dead == 1
+    kept = run_sql(
+        url, "SELECT id, occurrence, headers FROM instep_outbox_dead ORDER BY occurrence"
+    )
+    assert kept == [(7, 0, "[1]"), (7, 1, "[2]")]
+
+
 def test_a_record_just_below_the_limit_of_the_topic_does_not_end_the_session(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:

@@ -384,11 +384,12 @@ def outbox_shared(case: RelayContext) -> Iterator[Violation]:
     "RELAY_HAS_DEAD_ROWS",
     Risk.LOSS,
     when="now: those changes are not published",
-    what="The topic did not accept some records of the relay.",
+    what="The relay could not publish some rows.",
     consequence="They are kept in instep_outbox_dead. Later changes of these documents were "
     "published without them.",
-    remedy="Make the records smaller or raise the topic's max.message.bytes, add them to the "
-    "outbox again, and delete them from instep_outbox_dead.",
+    remedy="See the reasons: instep relay dead. Make the records smaller or raise the topic's "
+    "max.message.bytes, or correct ids and headers; add the rows to the outbox again, and delete "
+    "them from instep_outbox_dead.",
     acceptable_when="If someone has looked at them and decided to leave them.",
 )
 def has_dead_rows(case: RelayContext) -> Iterator[Violation]:
@@ -398,7 +399,7 @@ def has_dead_rows(case: RelayContext) -> Iterator[Violation]:
             Severity.WARNING,
             case.label,
             (f"{counted(dead, 'row')} in instep_outbox_dead",),
-            "SELECT relay, id, document, reason FROM instep_outbox_dead ORDER BY relay, id",
+            f"instep relay dead {case.name}",
         )
 
 
