@@ -99,11 +99,19 @@ def init(
             triggers.create(chosen, plan)
     if as_json:
         output.print_json(
-            {"relay": name, "executed": not plan_only, "statements": statements, "cost": cost}
+            {
+                "relay": name,
+                "executed": not plan_only,
+                "statements": statements,
+                "notes": plan.notes if plan is not None else (),
+                "cost": cost,
+            }
         )
     else:
         for statement in statements:
             typer.echo(_printed(statement, chosen.source))
+        for note in plan.notes if plan is not None else ():
+            output.say(f"{name}: note: {note}")
     if plan_only:
         if not sql:
             output.say_dry_run()

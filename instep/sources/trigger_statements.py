@@ -15,13 +15,26 @@ import hashlib
 import msgspec
 import sqlalchemy as sa
 
+from instep.sinks.stored_values import chunks
 from instep.sinks.target import TableName
 from instep.sources import tables
 
+DOC_ID = "doc_id"  # field of the document's id
 KEY_SEPARATOR = "/"
 PREFIX = "instep_"  # of the names of all triggers
 NAME_BYTES_MAX = 63  # PostgreSQL cuts what is longer, and MySQL refuses more than 64
 LONGEST_KIND = "truncate"
+# PostgreSQL: what the text of a value depends on, and where names are looked up.
+POSTGRES_SETTINGS = {
+    "search_path": "pg_catalog, pg_temp",
+    "datestyle": "'ISO, YMD'",
+    "intervalstyle": "'postgres'",
+    "timezone": "'UTC'",
+    "bytea_output": "'hex'",
+    "extra_float_digits": "1",
+    "lc_monetary": "'C'",
+}
+SQLITE_FIELDS = 20  # of one call: its functions take at least 100 values
 
 
 class TriggerPlan(msgspec.Struct, frozen=True):
@@ -34,6 +47,9 @@ class TriggerPlan(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     texts: frozenset[str]  # columns of a type that has a collation
     binaries: frozenset[str]  # columns of bytes
+    instants: frozenset[str]  # MySQL: columns of TIMESTAMP, whose text is in the session's zone
+    widens: bool = False  # the outbox's column is too narrow for the longest key
+    notes: tuple[str, ...] = ()  # what the triggers cannot record
     replaced: tuple[str, ...] = ()  # the table's triggers that write to this outbox
     unused: tuple[TableName, ...] = ()  # PostgreSQL: functions of only these triggers
 
@@ -110,7 +126,11 @@ def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
         parts = [f"{row}.{quote(name)}::text" for name in wanted.keys]
         return f" || '{KEY_SEPARATOR}' || ".join(parts)
 
-    value = f"json_build_object({_json_fields(dialect, wanted, key('NEW'))})"
+    # A function takes 100 values, a row has up to 1,600 columns.
+    fields = [f"{key('NEW')} AS doc_id"]
+    fields += [f"NEW.{quote(name)} AS {quote(name)}" for name in wanted.columns if name != DOC_ID]
+    value = f"(SELECT row_to_json(instep_row) FROM (SELECT {', '.join(fields)}) instep_row)"
+    fixed = "".join(f"SET {name} = {text}\n" for name, text in POSTGRES_SETTINGS.items())
     new, old = (
         ", ".join(f"{row}.{quote(name)}" for name in wanted.columns) for row in ("NEW", "OLD")
     )
@@ -120,7 +140,7 @@ def _postgres(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     return [
         "BEGIN",
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
-        "SECURITY DEFINER SET search_path = pg_catalog AS $instep$\n"
+        f"SECURITY DEFINER\n{fixed}AS $instep$\n"
         "BEGIN\n"
         "    IF TG_OP = 'TRUNCATE' THEN\n"
         f"        {insert}document) SELECT {key('gone')} FROM {table} gone;\n"
@@ -151,10 +171,14 @@ def _sqlite(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     insert = insertion(dialect, wanted.outbox)
 
     def key(row: str) -> str:
-        parts = [f"CAST({_without_bytes(row, quote(name))} AS TEXT)" for name in wanted.keys]
+        # A key of SQLite may have NULL. The relay keeps a row without an id as a dead row.
+        parts = [
+            f"COALESCE(CAST({_without_bytes(row, quote(name))} AS TEXT), '')"
+            for name in wanted.keys
+        ]
         return f" || '{KEY_SEPARATOR}' || ".join(parts)
 
-    value = f"CAST(json_object({_json_fields(dialect, wanted, key('NEW'))}) AS BLOB)"
+    value = f"CAST({_sqlite_object(_json_fields(dialect, wanted, key('NEW')))} AS BLOB)"
     changed = " OR ".join(
         f"NEW.{quote(name)} COLLATE BINARY IS NOT OLD.{quote(name)}" for name in wanted.columns
     )
@@ -171,6 +195,21 @@ def _sqlite(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     return ["BEGIN IMMEDIATE", *_dropped_and_created(wanted, bodies), "COMMIT"]
 
 
+def _sqlite_object(fields: list[str]) -> str:
+    """Return an expression for a JSON object, made of several, as a function takes few values.
+
+    No value is an object or a list, so no braces but an object's own are trimmed.
+    """
+    parts = [f"json_object({', '.join(chunk)})" for chunk in chunks(fields, SQLITE_FIELDS)]
+    if len(parts) == 1:
+        return parts[0]
+    first, *between, last = parts
+    texts = [f"rtrim({first}, '}}')"]
+    texts += [f"rtrim(ltrim({part}, '{{'), '}}')" for part in between]
+    texts.append(f"ltrim({last}, '{{')")
+    return " || ',' || ".join(texts)
+
+
 def _without_bytes(row: str, column: str) -> str:
     """Return an expression of SQLite, where any column may hold bytes, which JSON cannot."""
     value = f"{row}.{column}"
@@ -184,18 +223,16 @@ def _mysql(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
     def value_of(row: str, name: str) -> str:
         """Return an expression that can be compared by its bytes."""
         value = f"{row}.{quote(name)}"
+        if name in wanted.instants:
+            return f"UNIX_TIMESTAMP({value})"
         return f"CAST({value} AS BINARY)" if name in wanted.texts else value
 
     def key(row: str) -> str:
-        parts = [
-            f"HEX({row}.{quote(name)})"
-            if name in wanted.binaries
-            else f"CAST({row}.{quote(name)} AS CHAR CHARACTER SET utf8mb4)"
-            for name in wanted.keys
-        ]
+        parts = [_mysql_key_part(wanted, name, f"{row}.{quote(name)}") for name in wanted.keys]
         return parts[0] if len(parts) == 1 else f"CONCAT_WS('{KEY_SEPARATOR}', {', '.join(parts)})"
 
-    value = f"CONVERT(JSON_OBJECT({_json_fields(dialect, wanted, key('NEW'))}) USING utf8mb4)"
+    fields = ", ".join(_json_fields(dialect, wanted, key("NEW")))
+    value = f"CONVERT(JSON_OBJECT({fields}) USING utf8mb4)"
     same = " AND ".join(
         f"{value_of('NEW', name)} <=> {value_of('OLD', name)}" for name in wanted.columns
     )
@@ -209,14 +246,33 @@ def _mysql(dialect: sa.Dialect, wanted: TriggerPlan) -> list[str]:
         f" END IF; IF {moved} OR NOT ({same}) THEN {added} END IF; END",
         "delete": f"AFTER DELETE ON {table} FOR EACH ROW BEGIN {removed} END",
     }
+    outbox = tables.quoted(dialect, wanted.outbox)
+    widened = [f"ALTER TABLE {outbox} MODIFY document {tables.MYSQL_DOCUMENT}"]
+    widened = widened if wanted.widens else []
     names = {_trigger(wanted, kind) for kind in bodies}
     if is_mariadb(dialect) and names.issuperset(wanted.replaced):
-        return [
+        return widened + [
             f"CREATE OR REPLACE TRIGGER {_qualified(wanted, _trigger(wanted, kind))} {body}"
             for kind, body in bodies.items()
         ]
     found = _dropped_and_created(wanted, bodies)
-    return [f"LOCK TABLES {table} WRITE", *found, "UNLOCK TABLES"] if wanted.replaced else found
+    if wanted.replaced:
+        found = [f"LOCK TABLES {table} WRITE", *found, "UNLOCK TABLES"]
+    return widened + found
+
+
+def _mysql_key_part(wanted: TriggerPlan, name: str, value: str) -> str:
+    if name in wanted.binaries:
+        return f"HEX({value})"
+    if name in wanted.instants:
+        return _mysql_instant(f"UNIX_TIMESTAMP({value})")
+    return f"CAST({value} AS CHAR CHARACTER SET utf8mb4)"
+
+
+def _mysql_instant(seconds: str) -> str:
+    """Return an expression for a TIMESTAMP as text in UTC, whatever the session's time zone."""
+    utc = f"TIMESTAMP'1970-01-01 00:00:00' + INTERVAL {seconds} SECOND"
+    return f"CONCAT(REPLACE(CAST({utc} AS CHAR CHARACTER SET utf8mb4), ' ', 'T'), '+00:00')"
 
 
 def _dropped_and_created(wanted: TriggerPlan, bodies: dict[str, str]) -> list[str]:
@@ -228,22 +284,24 @@ def _dropped_and_created(wanted: TriggerPlan, bodies: dict[str, str]) -> list[st
     ]
 
 
-def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> str:
+def _json_fields(dialect: sa.Dialect, wanted: TriggerPlan, key: str) -> list[str]:
     """Return names and values for the database's function that makes a JSON object."""
     quote = dialect.identifier_preparer.quote_identifier
-    escape = "\\\\" if dialect.name in ("mysql", "mariadb") else "\\"
-    fields = [f"'doc_id', {key}"]
+    escape = "\\" if dialect.name == "sqlite" else "\\\\"
+    fields = [f"'{DOC_ID}', {key}"]
     for name in wanted.columns:
-        if name != "doc_id":
+        if name != DOC_ID:
             literal = name.replace("\\", escape).replace("'", "''")
-            fields.append(f"'{literal}', {_json_value(dialect, wanted, name, quote(name))}")
-    return ", ".join(fields)
+            fields.append(f"'{literal}', {_json_value(wanted, name, quote(name))}")
+    return fields
 
 
-def _json_value(dialect: sa.Dialect, wanted: TriggerPlan, name: str, quoted: str) -> str:
+def _json_value(wanted: TriggerPlan, name: str, quoted: str) -> str:
     """Return a new value as JSON takes it: bytes as hexadecimal text."""
-    if dialect.name == "sqlite":
+    if wanted.dialect.name == "sqlite":
         return _without_bytes("NEW", quoted)
-    if dialect.name != "postgresql" and name in wanted.binaries:
+    if name in wanted.binaries:
         return f"HEX(NEW.{quoted})"
+    if name in wanted.instants:  # 0 is the date of zeros, which is no time
+        return _mysql_instant(f"NULLIF(UNIX_TIMESTAMP(NEW.{quoted}), 0)")
     return f"NEW.{quoted}"

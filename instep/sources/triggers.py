@@ -7,6 +7,7 @@ commit order. The relay adds the version (`version` in its settings).
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
@@ -24,11 +25,13 @@ from instep.sinks import connecting, target
 from instep.sinks.target import TableName
 from instep.sources import tables, trigger_statements
 from instep.sources.connection import SourceConnection, source_errors, source_url
-from instep.sources.trigger_statements import TriggerPlan
+from instep.sources.trigger_statements import DOC_ID, TriggerPlan
 
 PROBE_TABLE, PROBE_OUTBOX = "instep_probe", "instep_probe_outbox"
 PROBE_KEY, PROBE_COUNT = "instep_key", "instep_count"  # columns of the probe's own
 PROBES = 200
+MYSQL = ("mysql", "mariadb")
+NUMBER_CHARACTERS_MAX = 70  # DECIMAL has 65 digits
 LOCK_WAIT_S = 10  # for other transactions; meanwhile, new ones wait for the trigger's statement
 # What ends the statements that replace triggers, if one of them fails.
 UNDO = {"mysql": "UNLOCK TABLES", "mariadb": "UNLOCK TABLES"}
@@ -87,6 +90,8 @@ def plan(relay: settings.Relay, table: str, columns: Sequence[str]) -> TriggerPl
             )
         recorded = list(columns or [column for column in types if column not in keys])
         _check_columns(table, recorded, list(types), relay.version)
+        if DOC_ID in recorded and keys != [DOC_ID]:
+            raise _taken(table, DOC_ID, "document's id", "name the other columns: --columns A,B")
         wanted = TriggerPlan(
             opened.dialect,
             _in_schema(view, name),
@@ -95,6 +100,13 @@ def plan(relay: settings.Relay, table: str, columns: Sequence[str]) -> TriggerPl
             tuple(recorded),
             texts=frozenset(one for one, type_ in types.items() if isinstance(type_, sa.String)),
             binaries=frozenset(one for one, type_ in types.items() if _is_binary(type_)),
+            instants=frozenset(one for one, type_ in types.items() if _is_instant(type_)),
+        )
+        _check_outbox(view, relay, wanted)
+        wanted = msgspec.structs.replace(
+            wanted,
+            widens=_is_narrow(view, wanted, types),
+            notes=_notes(view, name) if opened.dialect.name == "sqlite" else (),
         )
         return _existing(opened, wanted)
 
@@ -114,16 +126,103 @@ def _check_columns(table: str, columns: Sequence[str], known: Sequence[str], ver
                 f"its columns: {', '.join(known)}",
             )
     if version in columns:
-        raise errors.SettingsError(
-            f"column {version!r} of table {table!r} has the name of the version that the relay"
-            " adds, so it would take its place",
+        raise _taken(
+            table,
+            version,
+            "version that the relay adds",
             "name the other columns (--columns A,B), or give the relay's version another name:"
             ' version = "outbox_id"',
         )
 
 
+def _taken(table: str, column: str, field: str, remedy: str) -> errors.SettingsError:
+    return errors.SettingsError(
+        f"column {column!r} of table {table!r} has the name of the {field}, so it would take its"
+        " place",
+        remedy,
+    )
+
+
 def _is_binary(type_: Any) -> bool:
     return isinstance(type_, sa.types._Binary | mysql.BIT)
+
+
+def _is_instant(type_: Any) -> bool:
+    return isinstance(type_, mysql.TIMESTAMP)
+
+
+def _check_outbox(view: sa.Inspector, relay: settings.Relay, wanted: TriggerPlan) -> None:
+    """Refuse an outbox into which a trigger could not write every row."""
+    outbox, names = wanted.outbox, relay.columns
+    problem = None
+    if (names.document, names.value) != ("document", "value"):
+        problem = f"has the columns {names.document} and {names.value}"
+    elif view.has_table(outbox.name, outbox.schema):
+        for column in view.get_columns(outbox.name, outbox.schema):
+            problem = problem or _column_problem(wanted.dialect, column, names.id)
+    if problem is not None:
+        raise errors.SettingsError(
+            f"outbox {relay.outbox!r} {problem}, so a trigger that writes to it would fail in the"
+            " application's transaction",
+            "let triggers write to an outbox of their own, which instep relay init creates:"
+            f' another relay with outbox = "{outbox.name}_triggers"',
+        )
+
+
+def _column_problem(dialect: sa.Dialect, column: Any, id_name: str) -> str | None:
+    """Return why a trigger could not write to a column, or without it."""
+    name, type_ = column["name"].lower(), column["type"]
+    has_own = column.get("default") is not None or "identity" in column or "computed" in column
+    if name not in (id_name.lower(), "document") and not column["nullable"] and not has_own:
+        return f"has a column {name} without a default that must not be NULL"
+    if name not in ("document", "value") or dialect.name == "sqlite":
+        return None
+    if dialect.name == "postgresql":
+        fits = isinstance(type_, sa.LargeBinary if name == "value" else sa.String)
+        fits = fits and getattr(type_, "length", None) is None
+    else:
+        fits = name == "document" or isinstance(type_, mysql.LONGBLOB | mysql.LONGTEXT | sa.JSON)
+    return None if fits else f"has a column {name} of the type {type_}"
+
+
+def _is_narrow(view: sa.Inspector, wanted: TriggerPlan, types: dict[str, Any]) -> bool:
+    """Return whether the outbox exists and has less room for an id than the table's key needs."""
+    outbox = wanted.outbox
+    if wanted.dialect.name not in MYSQL or not view.has_table(outbox.name, outbox.schema):
+        return False
+    columns = {
+        one["name"].lower(): one["type"] for one in view.get_columns(outbox.name, outbox.schema)
+    }
+    room = getattr(columns.get("document"), "length", None)
+    widths = [_width(types[name], is_binary=name in wanted.binaries) for name in wanted.keys]
+    needed = sum(width or math.inf for width in widths) + len(widths) - 1
+    return room is not None and room < needed
+
+
+def _width(type_: Any, *, is_binary: bool) -> int | None:
+    """Return how many characters the text of a value has at most; None if it is not known."""
+    if isinstance(type_, sa.String | sa.types._Binary) and type_.length is not None:
+        return int(type_.length) * (2 if is_binary else 1)
+    known = isinstance(type_, sa.Integer | sa.Numeric | sa.Date | sa.Time | sa.DateTime | mysql.BIT)
+    return NUMBER_CHARACTERS_MAX if known else None
+
+
+def _notes(view: sa.Inspector, name: TableName) -> tuple[str, ...]:
+    """Return what triggers of SQLite cannot record."""
+    unique = [one["column_names"] for one in view.get_unique_constraints(name.name)]
+    unique += [
+        [column or "…" for column in one["column_names"]]
+        for one in view.get_indexes(name.name)
+        if one["unique"]
+    ]
+    if not unique:
+        return ()
+    keys = ", ".join(sorted({"+".join(columns) for columns in unique}))
+    return (
+        "INSERT OR REPLACE and UPDATE OR REPLACE can delete another row by a unique key of"
+        f" {name.name} ({keys}). SQLite then fires no trigger, so the delete is not recorded,"
+        " unless the application's connections set PRAGMA recursive_triggers = ON",
+    )
 
 
 def _existing(opened: sa.Connection, wanted: TriggerPlan) -> TriggerPlan:
@@ -176,7 +275,7 @@ def create(relay: settings.Relay, wanted: TriggerPlan) -> None:
 
 
 def _run(opened: SourceConnection, wanted: TriggerPlan) -> None:
-    if opened.dialect.name in ("mysql", "mariadb"):
+    if opened.dialect.name in MYSQL:
         opened.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
     try:
         for statement in trigger_statements.statements(wanted):
@@ -196,6 +295,7 @@ def measure(relay: settings.Relay, wanted: TriggerPlan) -> TriggerCost:
         keys=(PROBE_KEY,),
         columns=(*wanted.columns, PROBE_COUNT),
         texts=wanted.texts | {PROBE_KEY},
+        widens=False,
         replaced=(),
         unused=(),
     )

@@ -388,3 +388,208 @@ def test_triggers_with_earlier_names_are_replaced(
         names = run_sql(url, "SELECT proname FROM pg_proc WHERE proname LIKE 'instep_%'")
         assert len(names) == 2
         assert ("instep_record_job",) not in names
+
+
+ZONES = {  # of a kind of database: types of time, and what changes the text of values
+    "postgres": (
+        ["timestamp", "timestamptz", "date", "interval", "bytea", "double precision", "money"],
+        [
+            "SET timezone = 'Asia/Tokyo'",
+            "SET datestyle = 'German'",
+            "SET intervalstyle = 'iso_8601'",
+            "SET bytea_output = 'escape'",
+            "SET extra_float_digits = -10",
+        ],
+    ),
+    "mysql": (["timestamp(3)", "datetime", "timestamp", "date"], ["SET time_zone = '+09:00'"]),
+    "sqlite": (["timestamp", "real"], ["PRAGMA recursive_triggers = ON"]),
+}
+ZONES["mariadb"] = ZONES["mysql"]
+INSTANTS = {"postgres": "timestamptz", "mysql": "timestamp(3)", "mariadb": "timestamp(3)"}
+VALUES = {"interval": "'90 minutes'", "bytea": "'\\x00ff'", "real": "0.1", "money": "'1.5'"}
+VALUES["double precision"] = "0.1"
+
+
+@pytest.mark.parametrize("kind", ZONES)
+def test_keys_and_values_do_not_depend_on_the_session(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    """Insert and delete the same row in two sessions, and record each type in key and value."""
+    url = new_database(kind)
+    types, options = ZONES[kind]
+    columns = ", ".join(f"k{n} {one} NOT NULL, v{n} {one}" for n, one in enumerate(types))
+    keys = ", ".join(f"k{n}" for n in range(len(types)))
+    run_sql(url, f"CREATE TABLE job ({columns}, PRIMARY KEY ({keys}))")
+    relay = record(url, "job", [])
+    triggers.measure(relay, triggers.plan(relay, "job", []))
+    utc = [] if kind == "sqlite" else ["SET time_zone = '+00:00'"]
+    if kind == "postgres":
+        utc = ["SET timezone = 'UTC'"]
+    run_sql(
+        url,
+        *utc,
+        "INSERT INTO job VALUES ("
+        + ", ".join(f"{VALUES.get(one, TIME)}, {VALUES.get(one, TIME)}" for one in types)
+        + ")",
+    )
+    with SourceConnection(url) as opened:
+        for option in options:
+            opened.run(option)
+        opened.run("BEGIN")
+        opened.run("CREATE TEMPORARY TABLE copied AS SELECT * FROM job")
+        opened.run("DELETE FROM job")
+        opened.run("INSERT INTO job SELECT * FROM copied")
+        opened.run("COMMIT")
+    (first, value), (deleted, none), (second, again) = written(url)
+    assert first == deleted == second
+    assert none is None
+    assert value == again
+    if kind != "sqlite":
+        assert value is not None
+        zoned = value[f"v{types.index(INSTANTS[kind])}"]
+        assert zoned.startswith("2026-10-25T02:30:00.123")
+        assert zoned.endswith("+00:00")
+
+
+TIME = "'2026-10-25 02:30:00.123'"
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_times_of_mysql_are_recorded_in_utc_and_a_date_of_zeros_is_none(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    url = new_database(kind)
+    run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, at timestamp NULL)")
+    record(url, "job", [])
+    with SourceConnection(url) as opened:
+        opened.run("SET sql_mode = ''")
+        opened.run("SET time_zone = '+02:00'")
+        opened.run("INSERT INTO job VALUES (1, '2026-10-25 02:30:00'), (2, NULL), (3, 0)")
+        opened.run("SET time_zone = '+01:00'")
+        opened.run("UPDATE job SET at = '2026-10-25 02:30:00' WHERE id = 1")
+    assert [value and value["at"] for _, value in written(url)] == [
+        "2026-10-25T00:30:00+00:00",
+        None,
+        None,
+        "2026-10-25T01:30:00+00:00",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 19, 20, 150])
+def test_wide_tables_are_recorded(database_url: str, count: int) -> None:
+    if count == 1 and not database_url.startswith("sqlite"):
+        pytest.skip("the number of columns of one call matters on SQLite only")
+    names = [f"c{number}" for number in range(count)]
+    run_sql(
+        database_url,
+        f"CREATE TABLE job (id integer PRIMARY KEY, {', '.join(f'{n} varchar(9)' for n in names)})",
+    )
+    record(database_url, "job", [])
+    values = {name: None if n % 7 == 0 else f'{{"{n}}}' for n, name in enumerate(names)}
+    texts = ", ".join("NULL" if one is None else f"'{one}'" for one in values.values())
+    run_sql(
+        database_url, f"INSERT INTO job VALUES (1, {texts})", f"UPDATE job SET {names[-1]} = '{{}}'"
+    )
+    assert written(database_url) == [
+        ("1", {"doc_id": "1", **values}),
+        ("1", {"doc_id": "1", **values, names[-1]: "{}"}),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_an_outbox_that_is_too_narrow_for_the_keys_is_widened(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    url = new_database(kind)
+    run_sql(
+        url,
+        "CREATE TABLE instep_outbox (id bigint AUTO_INCREMENT PRIMARY KEY,"
+        " document varchar(255) NOT NULL, value longblob, headers longtext)",
+        "CREATE TABLE short (id varchar(255) PRIMARY KEY, n integer)",
+        "CREATE TABLE job (a varchar(200), b varbinary(200), n integer, PRIMARY KEY (a, b))",
+    )
+    relay = settings.Relay(source=url, topic="t", version="version")
+    assert not triggers.plan(relay, "short", []).widens
+    assert triggers.plan(relay, "job", []).widens
+    record(url, "job", [])
+    assert not triggers.plan(relay, "job", []).widens
+    run_sql(url, "INSERT INTO job VALUES (REPEAT('a', 200), REPEAT('b', 200), 1)")
+    assert [document for document, _ in written(url)] == ["a" * 200 + "/" + "62" * 200]
+
+
+def test_a_key_without_a_value_does_not_fail(new_database: Callable[[str], str]) -> None:
+    url = new_database("sqlite")
+    run_sql(url, "CREATE TABLE job (id text PRIMARY KEY, n integer)")
+    record(url, "job", [])
+    run_sql(
+        url, "INSERT INTO job VALUES (NULL, 1)", "UPDATE job SET id = 'a'", "UPDATE job SET n = 2"
+    )
+    assert [document for document, _ in written(url)] == ["", "", "a", "a"]
+
+
+def test_rows_that_sqlite_replaces_without_a_trigger_are_noted(
+    new_database: Callable[[str], str],
+) -> None:
+    url = new_database("sqlite")
+    run_sql(
+        url,
+        "CREATE TABLE plain (id integer PRIMARY KEY, n integer)",
+        "CREATE TABLE job (id integer PRIMARY KEY, code text UNIQUE, a text, b text)",
+        "CREATE UNIQUE INDEX both ON job (a, b)",
+    )
+    relay = record(url, "job", [])
+    assert triggers.plan(relay, "plain", []).notes == ()
+    [note] = triggers.plan(relay, "job", []).notes
+    assert "unique key of job (a+b, code)" in note
+    with SourceConnection(url) as opened:
+        opened.run("PRAGMA recursive_triggers = ON")
+        opened.run("INSERT INTO job (id, code) VALUES (1, 'x')")
+        opened.run("INSERT OR REPLACE INTO job (id, code) VALUES (2, 'x')")
+    assert [document for document, _ in written(url)] == ["1", "1", "2"]
+
+
+def test_a_recorded_column_cannot_take_the_place_of_the_id(
+    new_database: Callable[[str], str],
+) -> None:
+    relay = settings.Relay(source=new_database("sqlite"), topic="t", version="version")
+    run_sql(
+        relay.source,
+        "CREATE TABLE job (id integer PRIMARY KEY, doc_id text, n integer)",
+        "CREATE TABLE own (doc_id integer PRIMARY KEY, n integer)",
+    )
+    with pytest.raises(errors.SettingsError, match=r"'doc_id'.*the name of the document's id"):
+        triggers.plan(relay, "job", [])
+    assert triggers.plan(relay, "job", ["n"]).columns == ("n",)
+    assert triggers.plan(relay, "own", ["doc_id", "n"]).columns == ("doc_id", "n")
+
+
+OWN_OUTBOXES = {
+    "postgres": {
+        "id bigserial PRIMARY KEY, document text, value jsonb": "column value of the type JSONB",
+        "id bigserial PRIMARY KEY, document varchar(9), value bytea": "column document of the type",
+        "id bigserial PRIMARY KEY, document text, value bytea, kind text NOT NULL": "column kind",
+        "id bigserial PRIMARY KEY, document text, value bytea NOT NULL": "column value without",
+    },
+    "mariadb": {
+        "id bigint AUTO_INCREMENT PRIMARY KEY, document varchar(9), value varchar(99)": "VARCHAR",
+    },
+    "sqlite": {
+        "id INTEGER PRIMARY KEY AUTOINCREMENT, document text, value blob, a text NOT NULL": "a col",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OWN_OUTBOXES)
+def test_an_outbox_into_which_no_trigger_can_write_is_refused(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    url = new_database(kind)
+    relay = settings.Relay(source=url, topic="t", version="version", outbox="events")
+    run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, n integer)")
+    renamed = msgspec.structs.replace(relay, columns=settings.OutboxColumns(value="payload"))
+    with pytest.raises(errors.SettingsError, match="columns document and payload"):
+        triggers.plan(renamed, "job", [])
+    for columns, words in OWN_OUTBOXES[kind].items():
+        run_sql(url, "DROP TABLE IF EXISTS events", f"CREATE TABLE events ({columns})")
+        with pytest.raises(errors.SettingsError, match=words):
+            triggers.plan(relay, "job", [])
