@@ -672,6 +672,27 @@ def test_a_name_is_used_by_one_job_only() -> None:
         settings.parse(pipeline + STREAM, SECRETS)
 
 
+@pytest.mark.parametrize(
+    ("source", "outbox", "is_shared"),
+    [
+        ("postgresql://b@DB:5432/print?sslmode=require", "public.instep_outbox", True),
+        ("postgres://db:5432/print", "instep_outbox", True),
+        ("postgresql://db:5433/print", "instep_outbox", False),
+        ("postgresql://db:5432/print", "second", False),
+        ("postgresql://db:5432/print", "b.instep_outbox", False),
+        ("mysql://db:5432/print", "instep_outbox", False),
+    ],
+)
+def test_an_outbox_has_one_relay(source: str, outbox: str, is_shared: bool) -> None:
+    text = '[relays.a]\nsource = "postgresql://a:pw@db:5432/print"\ntopic = "t"\n'
+    text += f'[relays.b]\nsource = "{source}"\noutbox = "{outbox}"\ntopic = "u"\n'
+    if not is_shared:
+        assert len(settings.parse(text, {}).relays) == 2
+        return
+    with pytest.raises(errors.SettingsError, match=r"relays.b and relays.a have the same source"):
+        settings.parse(text, {})
+
+
 def test_jobs_of_all_kinds_are_found_by_name() -> None:
     declared = settings.parse(GOOD + STREAM, SECRETS)
     assert settings.job_names(declared) == ["contracts", "analyze"]

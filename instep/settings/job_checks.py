@@ -11,6 +11,7 @@ from instep.settings.file import JOB_TABLES, Settings
 from instep.settings.jobs import Archive, Kpi, Stream
 from instep.settings.pipeline_checks import check_start
 from instep.settings.pipelines import Pipeline
+from instep.settings.sources import Relay
 from instep.settings.values import KPI_NAME_CHARACTERS_MAX, TOPIC_PART
 
 
@@ -82,6 +83,30 @@ def _way(streams: Mapping[str, Stream], start: str, end: str) -> list[str] | Non
 def _outputs(stream: Stream) -> list[str]:
     """Return the topics that a stream publishes to."""
     return [topic for topic in (stream.target, stream.dead_letters) if topic is not None]
+
+
+def refuse_shared_outboxes(settings: Settings) -> None:
+    """Refuse two relays that read the same table: each removes what it has published."""
+    seen: dict[tuple[str, ...], str] = {}
+    for name, relay in settings.relays.items():
+        other = seen.setdefault(_outbox_identity(relay), name)
+        if other != name:
+            raise errors.SettingsError(
+                f"relays.{name} and relays.{other} have the same source and the same outbox"
+                f" {relay.outbox!r}: each removes what it has published, and the other one never"
+                " sees those rows",
+                f'give each relay an outbox of its own: [relays.{name}] outbox = "…"',
+            )
+
+
+def _outbox_identity(relay: Relay) -> tuple[str, ...]:
+    """Return source and outbox without what may differ for one table: user, driver, options."""
+    scheme, _, rest = relay.source.partition("?")[0].partition("://")
+    kind = scheme.partition("+")[0]
+    kind = {"postgres": "postgresql", "mariadb": "mysql"}.get(kind, kind)
+    place, _, database = rest.partition("/")
+    outbox = relay.outbox.removeprefix("main." if kind == "sqlite" else "public.")
+    return kind, place.rpartition("@")[2].lower(), database, outbox
 
 
 def check_stream(name: str, stream: Stream) -> None:

@@ -21,6 +21,7 @@ from instep.settings.job_checks import (
     refuse_loops,
     refuse_shared_folders,
     refuse_shared_names,
+    refuse_shared_outboxes,
 )
 from instep.settings.jobs import Archive, Kpi, Stream
 from instep.settings.pipeline_checks import check_pipeline
@@ -165,6 +166,7 @@ def _converted(expanded: dict[str, Any]) -> Settings:
     refuse_shared_names(settings)
     refuse_shared_folders(settings)
     refuse_loops(settings)
+    refuse_shared_outboxes(settings)
     check_security(settings.kafka.security)
     spark_options.check(settings.spark.master, settings.spark.memory)
     return _with_absolute_paths(settings)

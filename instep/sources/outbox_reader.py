@@ -70,6 +70,7 @@ class OutboxReader(abc.ABC):
         try:
             found = outbox_shape.read(self._opened, target.table_name(relay.outbox))
             outbox_shape.check(self._opened, relay, found)
+            self._refuse_shared()
         except BaseException:
             self._opened.close()
             raise
@@ -166,6 +167,15 @@ class OutboxReader(abc.ABC):
     def close(self) -> None:
         """Close the connection."""
         self._opened.close()
+
+    def _refuse_shared(self) -> None:
+        outbox = target.table_name(self._relay.outbox)
+        others = self._opened.select(
+            f"SELECT relay FROM {self._lease_table} WHERE outbox = ? AND relay <> ?",
+            (outbox.name, self._name),
+        )
+        if others:
+            raise tables.outbox_taken(self._relay, self._name, others[0][0])
 
     def _expression(self, found: outbox_shape.Columns, name: str | None) -> str:
         """Return what is read of a column. The one for headers may be missing."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from instep import settings
+from instep import errors, settings
 from instep.sinks import connecting, target
 from instep.sinks.target import TableName
 from instep.sources.connection import source_errors, source_url
@@ -30,6 +30,8 @@ DOCUMENT = sa.Text().with_variant(_exact, "mysql", "mariadb")
 CONTENT = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 JSON_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 NAME = sa.String(100).with_variant(mysql.VARCHAR(100, collation="utf8mb4_bin"), "mysql", "mariadb")
+_long = mysql.VARCHAR(255, collation="utf8mb4_bin")
+OUTBOX = sa.String(255).with_variant(_long, "mysql", "mariadb")
 
 
 def lease_table(schema: str | None) -> sa.Table:
@@ -45,6 +47,7 @@ def lease_table(schema: str | None) -> sa.Table:
         sa.Column("started", sa.Integer, nullable=False),  # 1: something may have been published
         sa.Column("sequence", sa.BigInteger, nullable=False),
         sa.Column("published_rows", sa.BigInteger, nullable=False),
+        sa.Column("outbox", OUTBOX),  # without its schema, which is this table's
         schema=schema,
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
@@ -95,8 +98,7 @@ def statements(opened: sa.Connection, relay: settings.Relay, name: str) -> list[
     if not view.has_table(lease.name, schema=lease.schema):
         found.append(_created(opened.dialect, lease))
     found += _dead_statements(opened.dialect, view, dead)
-    if not _has_lease(opened, view, relay, name):
-        found.append(_lease_insert(opened.dialect, relay, name))
+    found += _row_statements(opened, view, relay, name)
     return found
 
 
@@ -175,12 +177,50 @@ def remove(relay: settings.Relay, name: str, *, with_own: bool) -> None:
         opened.commit()
 
 
-def _has_lease(opened: sa.Connection, view: sa.Inspector, relay: settings.Relay, name: str) -> bool:
-    table = lease_table(target.table_name(relay.outbox).schema)
+def _row_statements(
+    opened: sa.Connection, view: sa.Inspector, relay: settings.Relay, name: str
+) -> list[str]:
+    """Return the statements that add the relay's row, or the outbox to the row."""
+    outbox = target.table_name(relay.outbox)
+    table = lease_table(outbox.schema)
     if not view.has_table(table.name, schema=table.schema):
-        return False
-    query = sa.select(table.c.relay).where(table.c.relay == name)
-    return opened.execute(query).first() is not None
+        return [_lease_insert(opened.dialect, relay, name)]
+    columns = {one["name"] for one in view.get_columns(table.name, table.schema)}
+    has_column = "outbox" in columns
+    owners: dict[str, str | None] = {}
+    for row in opened.execute(
+        sa.select(table.c.outbox if has_column else sa.null(), table.c.relay)
+    ):
+        owners[row[1]] = row[0]
+    others = [one for one, owned in owners.items() if one != name and owned == outbox.name]
+    if others:
+        raise outbox_taken(relay, name, others[0])
+    quoted_table = quoted(opened.dialect, TableName(outbox.schema, LEASE_TABLE))
+    found: list[str] = []
+    if not has_column:
+        type_ = OUTBOX.compile(dialect=opened.dialect)
+        found.append(f"ALTER TABLE {quoted_table} ADD COLUMN outbox {type_}")
+    if name not in owners:
+        found.append(_lease_insert(opened.dialect, relay, name))
+    elif owners[name] != outbox.name:
+        literal = _literal(opened.dialect, outbox.name)
+        found.append(f"UPDATE {quoted_table} SET outbox = {literal} WHERE relay = '{name}'")
+    return found
+
+
+def outbox_taken(relay: settings.Relay, name: str, other: str) -> errors.SettingsError:
+    """Return why a relay must not read an outbox."""
+    return errors.SettingsError(
+        f"relay {name!r} and relay {other!r} have the same outbox {relay.outbox!r}: each removes"
+        " what it has published, and the other one never sees those rows",
+        f'give it an outbox of its own: [relays.{name}] outbox = "…"; or, if relay {other!r} does'
+        f" not run any more: DELETE FROM {LEASE_TABLE} WHERE relay = '{other}'",
+    )
+
+
+def _literal(dialect: sa.Dialect, text: str) -> str:
+    escaped = text if dialect.name in ("sqlite", "postgresql") else text.replace("\\", "\\\\")
+    return "'" + escaped.replace("'", "''") + "'"
 
 
 def _lease_insert(dialect: sa.Dialect, relay: settings.Relay, name: str) -> str:
@@ -193,7 +233,8 @@ def _lease_insert(dialect: sa.Dialect, relay: settings.Relay, name: str) -> str:
     # The name of a relay is part of a topic's name, so it needs no escapes.
     return (
         f"INSERT INTO {table} (relay, source_id, heartbeat_s, beat, started, sequence,"
-        f" published_rows)\nVALUES ('{name}', '{uuid.uuid4()}', 0, 0, 0, 0, 0)"
+        f" published_rows, outbox)\nVALUES ('{name}', '{uuid.uuid4()}', 0, 0, 0, 0, 0,"
+        f" {_literal(dialect, target.table_name(relay.outbox).name)})"
     )
 
 

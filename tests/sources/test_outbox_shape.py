@@ -148,3 +148,27 @@ def test_the_earlier_table_of_dead_rows_is_replaced(database_url: str) -> None:
     ] == [(1, 0, "a", 5), (2, 0, "b", 6)]
     with pytest.raises(Exception, match="dead_earlier"):
         run_sql(database_url, "SELECT * FROM instep_outbox_dead_earlier")
+
+
+def test_two_relays_of_one_outbox_are_refused(database_url: str) -> None:
+    """Let the second relay be declared in other settings, with the table as it was before."""
+    relay = settings.Relay(source=database_url, topic="t")
+    other = settings.Relay(source=database_url, topic="t", outbox="o'box")
+    tables.prepare(relay, "r")
+    tables.prepare(other, "s")
+    assert tables.prepare(other, "s") == []
+    sources.open_reader(other, "s").close()
+    with pytest.raises(errors.SettingsError, match="'s' and relay 'r' have the same outbox"):
+        tables.prepare(relay, "s")
+    run_sql(database_url, "UPDATE instep_relays SET outbox = 'instep_outbox'")
+    with pytest.raises(errors.SettingsError, match="'r' and relay 's' have the same outbox"):
+        sources.open_reader(relay, "r")
+    run_sql(database_url, "ALTER TABLE instep_relays DROP COLUMN outbox")
+    with pytest.raises(errors.SettingsError) as caught:
+        sources.open_reader(relay, "r")
+    assert "instep relay init" in caught.value.remedy
+    tables.prepare(relay, "r")
+    assert run_sql(database_url, "SELECT relay, outbox FROM instep_relays ORDER BY relay") == [
+        ("r", "instep_outbox"),
+        ("s", None),
+    ]
