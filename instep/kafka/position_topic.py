@@ -7,12 +7,13 @@ true until the reader itself commits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 
 import msgspec
 
 from instep import errors
-from instep.kafka import connection, offsets, reading, topics
+from instep.kafka import configs, connection, offsets, reading, topics
 
 KEY = b"position"
 LOOK_BACK = 1_000  # offsets at the end of a partition that are read first
@@ -35,13 +36,14 @@ class PositionPlace(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     transactional_ids: tuple[str, str]
+    created_by: str = ""  # the command that creates the topic
 
 
 def of_relay(relay: str) -> PositionPlace:
     """Return the place of a relay's position."""
     # Not a suffix: the name of another relay could end in it.
     ids = f"instep-relay.{relay}", f"instep-relay-2.{relay}"
-    return PositionPlace(f"instep-relay.{relay}", 0, ids)
+    return PositionPlace(f"instep-relay.{relay}", 0, ids, f"instep relay init {relay}")
 
 
 def of_stream(stream: str, partition: int) -> PositionPlace:
@@ -57,12 +59,16 @@ def of_archive(archive: str) -> PositionPlace:
 
 
 def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool:
-    """Create a position topic, or add what partitions it lacks; return False if it has them."""
+    """Create a position topic, or add what partitions it lacks; return False if it has them.
+
+    Raise SettingsError if it exists, and Kafka deletes old records there: also the only position.
+    """
     try:
         known = topics.describe(cluster, topic)
     except errors.TopicMissing:
         topics.create(cluster, topic, partitions, config=CONFIG)
         return True
+    _refuse_deleting(cluster, topic)
     if len(known.partitions) >= partitions:
         return False
     topics.grow(cluster, topic, partitions)
@@ -71,7 +77,15 @@ def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool
 
 def read(cluster: connection.Cluster, place: PositionPlace) -> bytes | None:
     """Return the last committed position; None if there is none."""
-    topics.describe(cluster, place.topic)
+    try:
+        topics.describe(cluster, place.topic)
+    except errors.TopicMissing as failure:
+        if not place.created_by:
+            raise
+        raise errors.TopicMissing(
+            f"topic {place.topic!r}, which keeps a position, does not exist",
+            f"create it with its settings: {place.created_by}",
+        ) from failure
     return read_all(cluster, place.topic, [place.partition]).get(place.partition)
 
 
@@ -88,6 +102,17 @@ def read_all(
     if rest:
         found |= _last(cluster, topic, {part: (firsts[part], ends[part]) for part in rest})
     return found
+
+
+def _refuse_deleting(cluster: connection.Cluster, topic: str) -> None:
+    with contextlib.suppress(errors.NotAuthorised):  # `instep vet` says what it cannot check
+        policy = configs.of_topics(cluster, [topic])[topic]["cleanup.policy"].value or ""
+        if "delete" in policy or "compact" not in policy:
+            raise errors.SettingsError(
+                f"topic {topic!r} keeps a position, and has cleanup.policy={policy}: Kafka deletes"
+                " old records there",
+                f"instep topics alter {topic} -c cleanup.policy=compact --execute",
+            )
 
 
 def _last(

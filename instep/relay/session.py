@@ -203,17 +203,14 @@ class RelaySession:
 
     def _find_position(self, lease: Lease) -> None:
         """Read the position; a relay that never published gets its first one."""
-        found = position_topic.read(self._cluster, position_topic.of_relay(self._name))
         row = lease.read()
+        found = self._read_position(row)
         if found is not None:
             self._position = positions.decode(found, self._name)
             self._check_topic()
             self._check_source(row)  # before anything is written to a wrong source
         elif row.started:
-            raise errors.PositionMissing(
-                f"relay {self._name!r} has published before, but topic"
-                f" {position_topic.of_relay(self._name).topic!r} has no position"
-            )
+            raise self._position_missing("has no position")
         else:
             reader = sources.open_reader(self._relay, self._name, self._connections)
             try:
@@ -233,6 +230,20 @@ class RelaySession:
             lease.mark_started()
         self._keeper.published_rows = self._position.rows
         self._keeper.count(lease.renew(self._position.rows, is_counted=True))
+
+    def _read_position(self, row: LeaseRow) -> bytes | None:
+        try:
+            return position_topic.read(self._cluster, position_topic.of_relay(self._name))
+        except errors.TopicMissing as failure:
+            if row.started:
+                raise self._position_missing("does not exist") from failure
+            raise
+
+    def _position_missing(self, why: str) -> errors.PositionMissing:
+        topic = position_topic.of_relay(self._name).topic
+        return errors.PositionMissing(
+            f"relay {self._name!r} has published before, but topic {topic!r} {why}"
+        )
 
     def _check_topic(self) -> None:
         known = self._position

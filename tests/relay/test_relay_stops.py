@@ -407,6 +407,28 @@ def test_a_position_that_was_lost_stops_the_relay(
         run_once(name, relay, cluster)
 
 
+def test_a_deleted_topic_of_the_position_stops_the_relay(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Let a relay miss it that has published, and one that has not."""
+    shop = open_shop("sqlite")
+    shop.work(2)
+    run_once(shop.name, shop.relay, cluster)
+    topics.delete(cluster, position_topic.of_relay(shop.name).topic)
+    with pytest.raises(errors.PositionMissing, match="does not exist"):
+        run_once(shop.name, shop.relay, cluster)
+    run_sql(shop.relay.source, "UPDATE instep_relays SET started = 0")
+    with pytest.raises(errors.TopicMissing, match=f"instep relay init {shop.name}"):
+        run_once(shop.name, shop.relay, cluster)
+
+
+def test_a_topic_whose_records_expire_cannot_keep_a_position(cluster: Cluster) -> None:
+    topic = position_topic.of_relay(f"expiring-{random.random()}").topic
+    topics.create(cluster, topic, 1)
+    with pytest.raises(errors.SettingsError, match=r"cleanup.policy=compact --execute"):
+        position_topic.create(cluster, topic)
+
+
 def test_a_topic_that_grew_or_was_replaced_stops_the_relay(
     open_shop: Callable[..., PrintShop], cluster: Cluster
 ) -> None:
