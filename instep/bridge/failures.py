@@ -57,7 +57,7 @@ EXPLANATIONS: Mapping[FailureCode, str] = {
     " HTTP 401 or 407. A token may have expired.",
     FailureCode.FORBIDDEN: "The login is accepted, but may not read this document: HTTP 403.",
     FailureCode.UNEXPECTED: "The answer is none that the bridge can use, for example HTTP 400. A"
-    " document that does not exist (HTTP 404 or 410) is no failure: see `vanished`.",
+    " document that does not exist (HTTP 404 or 410) is no failure: see `missing`.",
     FailureCode.REDIRECT_REFUSED: "A redirect, or the link to the next page of a list, leads to"
     " another server, or there are too many redirects. The bridge does not follow it, because it"
     " would send the login there.",

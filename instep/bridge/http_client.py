@@ -30,6 +30,9 @@ REDIRECTS = (301, 302, 303, 307, 308)
 REDIRECTS_MAX = 5
 RETRY_AFTER_MAX_S = 300.0
 VALIDATOR = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,1023}")
+# A change in the same second does not change Last-Modified. Also, the clocks that write the two
+# headers may differ (RFC 9110, 8.8.2.2).
+MODIFIED_BEFORE_S = 60.0
 COMPRESSED = ("gzip", "x-gzip", "deflate")
 ANY_COMPRESSION = 47  # of zlib: gzip or zlib, by the data's own header
 
@@ -226,9 +229,7 @@ def _answer(response: httpx.Response, body: bytes, url: str) -> Answer:
         link = response.links.get("next", {}).get("url")
     except ValueError:
         link = None
-    validators = Validators(
-        _validator(response.headers.get("etag")), _validator(response.headers.get("last-modified"))
-    )
+    validators = Validators(_validator(response.headers.get("etag")), _modified(response.headers))
     return Answer(response.status_code, body, url, validators, link)
 
 
@@ -237,6 +238,20 @@ def _validator(value: str | None) -> str | None:
     if value is not None and VALIDATOR.fullmatch(value):
         return value
     return None
+
+
+def _modified(headers: httpx.Headers) -> str | None:
+    """Return Last-Modified if the document was surely not changed again before the answer."""
+    value = _validator(headers.get("last-modified"))
+    if value is None:
+        return None
+    try:
+        modified, at = (
+            utc(email.utils.parsedate_to_datetime(text)) for text in (value, headers["date"])
+        )
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return None
+    return value if (at - modified).total_seconds() >= MODIFIED_BEFORE_S else None
 
 
 async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:

@@ -51,6 +51,10 @@ COUNT_S = 2.0
 COUNT_PAUSES = 50
 GIVE_UP_PAUSES = 5  # of --once, if the source does not answer
 REPEATED_PAGES_MAX = 3
+COMPLETE_SHARE = 0.05  # of the requests are for a complete answer, whatever the source's validators
+CONFIRM_S = 60.0  # between two answers that a document does not exist, before it is deleted
+DELETES_WINDOW_S = 3_600.0
+DELETES_LEAST = 5  # are allowed, whatever share of the documents they are
 DELETED = b"deleted"  # in place of a digest
 
 T = TypeVar("T")
@@ -92,6 +96,7 @@ class BridgePoller:
         self._attempts: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing: set[asyncio.Task[None]] = set()
+        self._deletes: deque[float] = deque()  # when the last ones were published
         self._pass = 0
         self._is_listed = False
         self._failure: Exception | None = None
@@ -370,9 +375,10 @@ class BridgePoller:
             url = bridge_urls.document_url(self.bridge.url, row.id)
         except bridge_urls.Unescapable as error:
             raise PollFailed(FailureCode.ID_REFUSED, str(error)) from error
-        # A change that may be published must be compared with a complete answer.
+        # A change that may be published must be compared with a complete answer. A validator that
+        # does not change with the document must not hide its last change for ever.
         known = Validators()
-        if not row.pending_digest:
+        if not row.pending_digest and self._chance() >= COMPLETE_SHARE:
             known = Validators(row.etag, row.modified)
         answer = await self._client.get(url, self.bridge.headers, known)
         if answer.code == 304 and known == Validators():
@@ -391,6 +397,7 @@ class BridgePoller:
             self.counts.missing += 1
             await self._judge_missing(row)
             return
+        row = msgspec.structs.replace(row, missing_at=None)
         content = extraction.content(answer.json(), self.bridge)
         is_final = content.status in self.bridge.final
         seen = msgspec.structs.replace(
@@ -434,10 +441,38 @@ class BridgePoller:
         if self.bridge.missing == "ignore" or not is_known or is_deleted:
             await self._disk.save(self._scheduled(row, changed=False, is_final=False))
             return
+        now = self._clock()
+        if row.missing_at is None or not row.missing_at <= now - CONFIRM_S:
+            await self._disk.save(self._to_confirm(row, now))
+            return
+        self._refuse_many_deletes(row.id)
         self.counts.changed += 1
-        pending = msgspec.structs.replace(row, pending_digest=DELETED)
+        pending = msgspec.structs.replace(row, pending_digest=DELETED, missing_at=None)
         await self._disk.save(pending)
         await self._publish(pending, None, self._scheduled(pending, changed=True, is_final=False))
+
+    def _to_confirm(self, row: PolledDocument, now: float) -> PolledDocument:
+        """Return a missing document as one that is polled again: the answer may be a mistake."""
+        since = row.missing_at if row.missing_at is not None and row.missing_at <= now else now
+        scheduled = self._scheduled(row, changed=False, is_final=False)
+        return msgspec.structs.replace(
+            scheduled, missing_at=since, next_at=since + CONFIRM_S, state=row.state
+        )
+
+    def _refuse_many_deletes(self, document: str) -> None:
+        """Count a delete; raise if a service that has nothing seems to answer."""
+        now = time.monotonic()
+        self._deletes.append(now)
+        while self._deletes[0] < now - DELETES_WINDOW_S:
+            self._deletes.popleft()
+        count, known = len(self._deletes), self.counts.documents
+        if count > max(DELETES_LEAST, self.bridge.deletes_share_max * known):
+            raise errors.SettingsError(
+                f"the source answers that {document!r} does not exist; with it, {count} of"
+                f" {known:,} documents would be deleted within an hour",
+                "check that `url` leads to the right service; if the documents are gone, raise"
+                " deletes_share_max",
+            )
 
     async def _pend(self, row: PolledDocument, content: Content) -> PolledDocument:
         """Store what is about to be published, with its version. A repetition has the same one."""

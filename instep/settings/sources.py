@@ -203,6 +203,10 @@ class Bridge(SettingsTable, frozen=True, kw_only=True):
         Vanished,
         Meta(description="if the source answers 404 or 410: ignore it, or publish a delete"),
     ] = "ignore"
+    deletes_share_max: Annotated[
+        float,
+        Meta(description="share of the documents that may be deleted within an hour", ge=0, le=1),
+    ] = 0.1
     state: Annotated[
         str | None,
         Meta(description="SQLite file of the bridge; default: bridge-NAME.db in this folder"),

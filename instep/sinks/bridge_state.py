@@ -20,7 +20,7 @@ import msgspec
 from instep import errors
 
 APPLICATION_ID = 0x696E7374  # "inst"; SQLite keeps it in the file's header
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE documents (
     id TEXT PRIMARY KEY,
@@ -36,7 +36,8 @@ CREATE TABLE documents (
     digest BLOB,
     version INTEGER,
     pending_digest BLOB,
-    pending_version INTEGER
+    pending_version INTEGER,
+    missing_at REAL                      -- since when the source does not have it
 ) WITHOUT ROWID;
 CREATE INDEX documents_due ON documents (next_at) WHERE state > 0;
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -45,7 +46,7 @@ DROPPED, LISTED, LEAVING = 0, 1, 2  # LEAVING: no longer listed, polled one last
 
 COLUMNS = (
     "id, state, next_at, is_final, interval_s, failures, pass, etag, modified, digest, version,"
-    " pending_digest, pending_version"
+    " pending_digest, pending_version, missing_at"
 )
 
 # The bound on next_at lets SQLite skip all documents that are never polled again.
@@ -68,6 +69,7 @@ class PolledDocument(msgspec.Struct, frozen=True):
     version: int | None = None
     pending_digest: bytes | None = None
     pending_version: int | None = None
+    missing_at: float | None = None
 
 
 class IdListing(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ class BridgeState:
             self._connection.executemany(
                 "UPDATE documents SET next_at = ?, is_final = ?, interval_s = ?, failures = ?,"
                 " pass = ?, etag = ?, modified = ?, digest = ?, version = ?, pending_digest = ?,"
-                " pending_version = ?,"
+                " pending_version = ?, missing_at = ?,"
                 # a document that was listed again meanwhile stays
                 f" state = CASE WHEN ? = {DROPPED} AND state = {LEAVING} THEN {DROPPED}"
                 " ELSE state END WHERE id = ?",
@@ -256,6 +258,9 @@ class BridgeState:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            elif version == 1:
+                self._connection.execute("ALTER TABLE documents ADD COLUMN missing_at REAL")
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif version != SCHEMA_VERSION:
                 raise errors.StateUnusable(
                     f"{self.path} was written by another version of instep (schema {version})",
@@ -341,6 +346,7 @@ def _values(row: PolledDocument) -> tuple[Any, ...]:
         row.version,
         row.pending_digest,
         row.pending_version,
+        row.missing_at,
         row.state,
         row.id,
     )

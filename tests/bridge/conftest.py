@@ -99,6 +99,12 @@ def bridge(tmp_path: Path, service: QueryService) -> BridgeUnderTest:
 
 
 @pytest.fixture(autouse=True)
+def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send validators with every request."""
+    monkeypatch.setattr(polling, "COMPLETE_SHARE", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask the service directly, whatever proxy this machine uses."""
     monkeypatch.setenv("NO_PROXY", "*")

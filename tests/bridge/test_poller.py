@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import gzip
+import itertools
 import json
 import threading
 import time
@@ -162,7 +164,10 @@ def test_a_change_without_a_new_version_is_published_with_a_warning(
     assert "its version is still 5" in capsys.readouterr().err
 
 
-def test_a_missing_document_is_ignored_or_deleted_once(bridge: BridgeUnderTest) -> None:
+def test_a_missing_document_is_ignored_or_deleted_once(
+    bridge: BridgeUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "CONFIRM_S", 0.0)
     bridge.ids = ["C-1", "never"]
     bridge.changes = {"version": None}
     bridge.service.documents["C-1"] = {"status": "PRINTED"}
@@ -171,12 +176,45 @@ def test_a_missing_document_is_ignored_or_deleted_once(bridge: BridgeUnderTest) 
     ignored = bridge.once()
     assert (ignored.counts.missing, ignored.counts.published) == (2, 0)
     bridge.changes["missing"] = "delete"
+    assert bridge.once().counts.deleted == 0  # not at the first such answer
     deleted = bridge.once()
     assert bridge.events == [("C-1", None)]
     assert (deleted.counts.deleted, deleted.counts.missing) == (1, 2)
     assert bridge.once().counts.published == 0
     bridge.service.documents["C-1"] = {"status": "PRINTED"}
     assert bridge.once().counts.published == 1
+
+
+def test_a_document_that_is_missing_for_a_moment_is_not_deleted(bridge: BridgeUnderTest) -> None:
+    """Let the source answer 404 twice within a moment, and again a day later."""
+    now = time.time()
+    bridge.ids = ["C-1"]
+    bridge.changes = {"missing": "delete"}
+    bridge.service.documents["C-1"] = printed(1)
+    bridge.once()
+    for day in range(2):
+        del bridge.service.documents["C-1"]
+        for moment in range(2):
+            at = now + day * 86_400 + moment
+            assert bridge.once(clock=lambda at=at: at).counts.published == 0
+        bridge.service.documents["C-1"] = printed(1)
+        assert bridge.once(clock=lambda at=at: at).counts.published == 0
+
+
+def test_a_bridge_stops_if_the_source_seems_to_have_nothing(bridge: BridgeUnderTest) -> None:
+    """Ask a service that answers 404 to everything, and then accept it."""
+    bridge.ids = [f"C-{number}" for number in range(20)]
+    bridge.changes = {"missing": "delete"}
+    bridge.service.documents = {one: printed(1) for one in bridge.ids}
+    bridge.once()
+    bridge.service.documents = {}
+    bridge.once()
+    with pytest.raises(errors.SettingsError, match="of 20 documents would be deleted"):
+        bridge.once(clock=lambda: time.time() + 61)
+    assert len(bridge.events) <= poller.DELETES_LEAST
+    bridge.changes["deletes_share_max"] = 1.0
+    bridge.once(clock=lambda: time.time() + 122)
+    assert len(bridge.events) >= len(bridge.ids) - poller.DELETES_LEAST
 
 
 def test_final_documents_are_not_asked_again(bridge: BridgeUnderTest) -> None:
@@ -236,6 +274,34 @@ def test_last_modified_is_sent_back(bridge: BridgeUnderTest) -> None:
     bridge.once()
     assert bridge.once().counts.unchanged == 1
     assert bridge.service.requests[-1].headers["if-modified-since"] == moment
+
+
+def test_last_modified_of_the_last_seconds_is_not_sent_back(bridge: BridgeUnderTest) -> None:
+    """Change the document in the second of the answer: Last-Modified stays the same."""
+    bridge.ids = ["C-1"]
+    moment = email.utils.formatdate(usegmt=True)
+    bridge.service.replies["/documents/C-1"] = lambda request: (
+        Reply(304, b"")
+        if "if-modified-since" in request.headers
+        else Reply(200, json.dumps(printed(next(versions))).encode(), {"Last-Modified": moment})
+    )
+    versions = itertools.count(1)
+    bridge.once()
+    assert bridge.once().counts.published == 1
+
+
+def test_a_complete_answer_is_requested_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a validator stay the same although the document has changed."""
+    monkeypatch.setattr(poller, "COMPLETE_SHARE", 1.0)
+    with QueryService(etags=True) as service:
+        bridge = BridgeUnderTest(tmp_path, service)
+        bridge.ids = ["C-1"]
+        service.documents["C-1"] = printed(1)
+        bridge.once()
+        bridge.once()
+        assert "if-none-match" not in service.requests[-1].headers
 
 
 def test_a_validator_of_an_answer_that_was_not_published_is_not_kept(
