@@ -132,9 +132,14 @@ class AsyncPublisher:
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the records sent before are settled.
 
-        Raises Undelivered for unreported failures, and for records that are still open.
+        Raises Undelivered for unreported failures, and for records that are still open. If the
+        waiting task is cancelled, the next flush raises the failures.
         """
-        await asyncio.to_thread(self._usable().flush, timeout_s)
+        publisher = self._usable()
+        # Only the wait is in a thread, which goes on if this task is cancelled. The failures are
+        # taken where they are raised.
+        await asyncio.to_thread(publisher._settle, timeout_s)
+        deliveries.raise_undelivered(publisher._counter, self.topic)
 
     def metrics(self) -> PublisherMetrics:
         """Return the counts of records so far, and how long acknowledgements took."""

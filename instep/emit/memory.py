@@ -103,6 +103,9 @@ class MemoryPublisher:
         """Raise Undelivered for unreported failures, as `Publisher.flush` does."""
         deliveries.raise_undelivered(self._counter, self.topic)
 
+    def _settle(self, timeout_s: float | None) -> None:
+        """Wait for nothing: every record is settled at once."""
+
     def metrics(self) -> metrics.PublisherMetrics:
         """Return the counts of records so far. Acknowledgements take no time here."""
         return metrics.measured(self.topic, self.source, self._counter)

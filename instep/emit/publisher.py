@@ -192,13 +192,17 @@ class Publisher:
 
         Raises Undelivered for unreported failures, and for records that are still open.
         """
+        self._settle(timeout_s)
+        deliveries.raise_undelivered(self._counter, self.topic)
+
+    def _settle(self, timeout_s: float | None) -> None:
+        """Wait until the records sent before are settled; raise if some are still open."""
         if self._is_inherited:
             self._refuse_inherited()
         mark, since = self._counter.mark, time.monotonic()
         timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
         if not self._counter.wait_settled(mark, timeout_s):
             raise self._still_open(self._counter.open_up_to(mark), timeout_s, since)
-        deliveries.raise_undelivered(self._counter, self.topic)
 
     def metrics(self) -> metrics.PublisherMetrics:
         """Return the counts of records so far, and how long acknowledgements took."""

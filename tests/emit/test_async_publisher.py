@@ -139,6 +139,22 @@ def test_failures_are_raised_once_to_the_task_or_to_the_flush(
     assert "document 'c' is too large" in caught.value.__notes__[0]
 
 
+def test_a_flush_that_is_cancelled_leaves_failures_to_the_next_one(
+    broker: LocalCluster, topic: str
+) -> None:
+    async def publish() -> None:
+        async with AsyncPublisher(broker.bootstrap, topic, linger_ms=300) as publisher:
+            await publisher.enqueue(event(1))  # keeps the flush waiting
+            await publisher.enqueue_raw(b"a", TOO_LARGE)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(publisher.flush(), 0.01)
+            await asyncio.sleep(1)  # the thread of the flush ends
+            with pytest.raises(errors.Undelivered, match="1 record was not delivered"):
+                await publisher.flush()
+
+    asyncio.run(publish())
+
+
 def test_it_belongs_to_one_event_loop(broker: LocalCluster, topic: str) -> None:
     publisher = AsyncPublisher(broker.bootstrap, topic)
     first = asyncio.new_event_loop()
