@@ -59,6 +59,7 @@
         ├── BatchesMissing        BATCHES_MISSING
         ├── StagingLost           STAGING_LOST
         ├── KeyNotUnique          KEY_NOT_UNIQUE
+        ├── SinkCalledTwice       SINK_CALLED_TWICE
         ├── KpiChanged            KPI_CHANGED
         ├── ArchiveGone           ARCHIVE_GONE
         ├── ArchiveReplaced       ARCHIVE_REPLACED
@@ -562,6 +563,13 @@ class KpiChanged(NamedStop):
         "undo the change, or count again: instep reconcile --kpi NAME --fix --execute;"
         " then: instep run"
     )
+class SinkCalledTwice(NamedStop):
+    """A function for foreachBatch calls the same sink again with other rows of a batch."""
+
+    code = "SINK_CALLED_TWICE"
+    usual_remedy = "union the rows and call the sink once, or give each sink its own name"
+
+
 
 
 class ArchiveGone(NamedStop):

@@ -8,6 +8,7 @@ import msgspec
 
 from instep import errors
 from instep.spark_sink import definition
+from instep.spark_sink.calls import CALLS
 from instep.spark_sink.collecting import RowCollector
 from instep.spark_sink.definition import SinkDefinition, SinkTable
 
@@ -38,8 +39,12 @@ class BatchSink:
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, unless it was written before."""
+        self.write(rows, batch_id)
+
+    def write(self, rows: DataFrame, batch_id: int) -> MergeResult:
+        """Do the same, and return what became of the rows: for a function of your own."""
         try:
-            self._write(rows, batch_id)
+            return self._write(rows, batch_id)
         except Exception:
             raise
         except BaseException as error:
@@ -59,6 +64,7 @@ class BatchSink:
                 " would stay in the table",
                 'use outputMode("update")',
             )
+        CALLS.refuse_second(self._definition, planned.run_id, batch_id)
         with session.session_of(self._definition, schema) as opened:
             targets = opened.inspect()
         messages = self._collector.collect(rows, targets, only_count=planned.offsets is not None)
@@ -70,7 +76,9 @@ class BatchSink:
             planned.offsets,
         )
         with session.session_of(self._definition, schema) as opened:
-            return opened.merge(batch, messages)
+            result = opened.merge(batch, messages)
+        CALLS.finish(self._definition, planned.run_id, batch_id)
+        return result
 
 
 class _Planned(msgspec.Struct, frozen=True):

@@ -136,6 +136,29 @@ def test_a_batch_that_grows_is_done_again_through_tasks(
     assert run_sql(url, "SELECT count(*), sum(order_id) FROM orders") == [(101, 5_050)]
 
 
+def test_a_sink_that_is_called_twice_in_a_batch_stops_the_query(
+    spark: Any, url: str, tmp_path: Path
+) -> None:
+    add_rows(tmp_path / "in", 1, rows(1, 2, 3, 4))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA)
+    table = instep.table("orders", key="order_id", order="version")
+    sinks = [instep.sink(url, table), instep.sink(url, table)]  # of the same default name
+    done: list[Any] = []
+
+    def twice(frame: Any, batch_id: int) -> None:
+        done.append(sinks[0].write(frame.where("order_id % 2 = 0"), batch_id))
+        done.append(sinks[1].write(frame.where("order_id % 2 = 1"), batch_id))
+
+    for _ in range(2):  # Spark repeats the batch, whose first part is skipped then
+        with pytest.raises(StreamingQueryException, match="SINK_CALLED_TWICE: sink 'orders'"):
+            run_for_each(stream, twice, tmp_path / "checkpoint", mode="append")
+    assert [str(result.step) for result in done] == ["apply", "skip"]
+    sinks[1] = instep.sink(url, table, name="odd")
+    run_for_each(stream, twice, tmp_path / "checkpoint", mode="append")
+
+    assert run_sql(url, "SELECT order_id FROM orders ORDER BY 1") == [(1,), (2,), (3,), (4,)]
+
+
 def test_several_tables_are_written_together(spark: Any, url: str, tmp_path: Path) -> None:
     add_rows(tmp_path / "in", 1, rows(1, 2))
     add_rows(tmp_path / "in", 2, rows(2, version=2, status="sent"))
