@@ -19,6 +19,7 @@ from instep.settings.values import (
     DURATION_MIN,
     KEY_TYPES,
     PART_TYPES,
+    SINK_PREFIX,
     TRANSFORMED_TOPIC_MAX,
     TYPE,
     TYPES,
@@ -31,6 +32,11 @@ def check_pipeline(name: str, pipeline: Pipeline) -> None:
     if not name or len(name) > 100:
         raise errors.SettingsError(
             f"{place}: a pipeline's name must have 1 to 100 characters",
+            "choose another name",
+        )
+    if name.startswith(SINK_PREFIX):
+        raise errors.SettingsError(
+            f"{place}: a name with {SINK_PREFIX!r} at its beginning belongs to a Spark sink",
             "choose another name",
         )
     if not pipeline.columns:

@@ -46,6 +46,8 @@ TYPE = re.compile(
 
 LINE_SEPARATOR = "\x1f"  # between the parts of a key of a further table; no id may contain it
 
+SINK_PREFIX = "sink:"  # of the name of a Spark sink in the journal; no pipeline's name begins so
+
 TRANSFORMED_TOPIC_MAX = 244
 
 TOPIC_PART = re.compile(r"[A-Za-z0-9._-]{1,100}")

@@ -58,9 +58,13 @@ class SinkDefinition(msgspec.Struct, frozen=True):
     name: str
     on_error: OnError = "stop"
 
-    def pipeline_of(self, table: SinkTable) -> str:
-        """Return the name under which the journal keeps what concerns one table."""
-        return self.name if len(self.tables) == 1 else f"{self.name}/{table.table}"
+    def journal_name(self, table: SinkTable) -> str:
+        """Return the name under which the journal keeps what concerns one table.
+
+        No pipeline has such a name, so a sink and a pipeline share no quarantine.
+        """
+        name = self.name if len(self.tables) == 1 else f"{self.name}/{table.table}"
+        return f"{settings.SINK_PREFIX}{name}"
 
 
 def table(
@@ -112,11 +116,11 @@ def define(
     if len(tables) > 1:
         _check_several(tables)
     name = name or "+".join(one.table for one in tables)
-    longest = max(len(f"{name}/{one.table}") for one in tables)
+    longest = max(len(f"{settings.SINK_PREFIX}{name}/{one.table}") for one in tables)
     if longest > NAME_CHARACTERS_MAX:
         raise _wrong(
-            f"the sink's name and its table have {longest} characters together,"
-            f" but at most {NAME_CHARACTERS_MAX} are kept",
+            f"the sink's name and its table have {longest} characters together, with"
+            f" {settings.SINK_PREFIX!r} before them, but at most {NAME_CHARACTERS_MAX} are kept",
             "give the sink a shorter `name`",
         )
     url = settings.expanded(url, "url", os.environ)

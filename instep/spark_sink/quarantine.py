@@ -41,13 +41,19 @@ def deleting(event: Event) -> Event:
 
 
 class SinkTables:
-    """The tables of all sinks in a database, each as a pipeline."""
+    """The tables of all sinks in a database, each as a pipeline.
+
+    People name them without the prefix that they have in the journal.
+    """
 
     def __init__(self, url: str) -> None:
         """Read the tables. In `url`, `${NAME}` is replaced already."""
         self._stored = {
-            pipeline: (sink, msgspec.json.decode(text, type=TableDefinition))
-            for pipeline, sink, text in batches.stored_tables(url)
+            name.removeprefix(settings.SINK_PREFIX): (
+                sink,
+                msgspec.json.decode(text, type=TableDefinition),
+            )
+            for name, sink, text in batches.stored_tables(url)
         }
         if not self._stored:
             raise errors.SettingsError(
@@ -74,8 +80,8 @@ class SinkMaintenance(MaintenanceSession):
     def __init__(
         self, name: str, pipeline: settings.Pipeline, actor: str, sink: str, table: SinkTable
     ) -> None:
-        super().__init__(name, pipeline, actor)
-        self._sink_name = sink
+        super().__init__(f"{settings.SINK_PREFIX}{name}", pipeline, actor)
+        self.name, self._sink_name = name, sink
         self.decoder = QuarantineDecoder(
             self.sink.target.mapping, self.sink.record_bytes_max, table
         )

@@ -46,7 +46,7 @@ def inspect(definition: SinkDefinition, schema: spark.StructType) -> list[Target
     found = []
     for table, fields, pipeline in declared:
         try:
-            target = inspection.inspect(definition.pipeline_of(table), pipeline)
+            target = inspection.inspect(definition.journal_name(table), pipeline)
         except errors.TargetUnfit as unfit:
             raise errors.TargetUnfit(unfit.what, _remedy(unfit.remedy)) from unfit
         for column in (*target.mapping.keys, *target.mapping.columns):

@@ -223,6 +223,6 @@ def test_several_tables_with_deletes_and_refused_rows(
     assert run_sql(url, "SELECT count(*) FROM audit") == [(6,)]
     parked = run_sql(url, "SELECT pipeline, document, reason FROM instep_parked ORDER BY reason")
     assert parked == [
-        ("orders+audit/orders", "3", "REFUSED_BY_TARGET"),
-        ("orders+audit/orders", "3", "WAITS_BEHIND"),
+        ("sink:orders+audit/orders", "3", "REFUSED_BY_TARGET"),
+        ("sink:orders+audit/orders", "3", "WAITS_BEHIND"),
     ]

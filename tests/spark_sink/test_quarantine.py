@@ -99,6 +99,28 @@ def test_a_line_without_its_parent_is_released_by_the_id_that_the_list_shows(
     query.close()
 
 
+def test_a_pipeline_and_a_sink_of_one_name_share_no_quarantine(url: str, tmp_path: Path) -> None:
+    table = definition.table("orders", key="order_id", order="version", delete_when="gone")
+    query = SinkQuery(url, table, schema=ROW, on_error="park", name="shared")
+    query.session.inspect()
+    for statement in (
+        "INSERT INTO instep_deleted VALUES ('shared', '71', 5)",
+        "INSERT INTO instep_parked (pipeline, topic, partition, offset, document, reason, at)"
+        " VALUES ('shared', 'print-status', 0, 0, '72', 'REFUSED_BY_TARGET', '2026-05-01')",
+    ):
+        quoted = statement.replace("partition, offset", '"partition", "offset"')
+        run_sql(url, quoted.replace(" at)", ' "at")'))
+
+    result = query.write(0, [row(71, "new", 1), row(72, "new", 1), row(73, "bad", 1)])
+
+    query.close()
+    assert result.reasons == {"REFUSED_BY_TARGET": 1}
+    found = run_sql(url, "SELECT order_id FROM orders WHERE order_id > 70 ORDER BY 1")
+    assert found == [(71,), (72,)]
+    listed = cli.reported(tmp_path, "parked", "list", "shared", "--url", url)["documents"]
+    assert [(one["pipeline"], one["document"]) for one in listed] == [("shared", "73")]
+
+
 def test_dead_letters_are_dropped_and_replayed_only_with_an_order(url: str, tmp_path: Path) -> None:
     table = definition.table("plain", key="order_id")
     query = SinkQuery(url, table, schema=UNORDERED, on_error="park")

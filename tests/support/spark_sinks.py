@@ -29,8 +29,11 @@ class SinkQuery:
         schema: pa.Schema,
         on_error: str = "stop",
         query_id: str = "query",
+        name: str | None = None,
     ) -> None:
-        self.definition: SinkDefinition = definition.define(url, tables, on_error=on_error)
+        self.definition: SinkDefinition = definition.define(
+            url, tables, name=name, on_error=on_error
+        )
         self._schema = schema
         self._query_id = query_id
         self.session = SinkSession(self.definition, SinkSchema(from_arrow_schema(schema).json()))
