@@ -115,6 +115,19 @@ def json_rows(rows: pa.RecordBatch, table: SinkTable) -> Iterator[tuple[bytes, b
 
 def _packed(number: int, rows: pa.RecordBatch) -> bytes:
     written = io.BytesIO()
+def split(rows: pa.RecordBatch, delete_when: str, *, deletes: bool) -> pa.RecordBatch | None:
+    """Return the rows that delete their key, or all others; None if there are none.
+
+    A null is no delete. No scalar is made, because that would load pandas.
+    """
+    is_delete = rows.column(delete_when)
+    chosen = is_delete
+    if not deletes:
+        chosen = pc.or_kleene(pc.invert(is_delete), pc.is_null(is_delete))
+    found: pa.RecordBatch = rows.filter(chosen)
+    return found if found.num_rows else None
+
+
     with pa.ipc.new_stream(written, rows.schema, options=OPTIONS) as stream:
         stream.write_batch(rows)
     return _pack(RowChunk(number, written.getvalue()))

@@ -5,6 +5,7 @@ In the driver, in one transaction of the target database:
 1. Lock the sink's row. A run that is not known takes the next epoch; an older one is fenced.
 2. Decide whether the batch is applied, skipped or refused (`decision.py`).
 3. Take the rows from the messages of the tasks, and those that they staged. Count the staged ones.
+   Of several tables, all deletes come first, from the last table to the first.
 4. Read the rows of each table in columns (`typed_rows.py`). Rows that need more than that are
    decoded as a pipeline decodes records. Without an order, a key occurs once.
 5. Write them through the pipeline's write path (`pipeline/apply`), under key and guard.
@@ -20,6 +21,7 @@ its rows in another order when it repeats it.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -64,7 +66,33 @@ class MergeResult(msgspec.Struct, frozen=True):
 
     step: BatchStep
     rows: int = 0
-    quarantined: int = 0
+    reasons: dict[str, int] = {}
+
+    @property
+    def quarantined(self) -> int:
+        """Return the number of rows in quarantine."""
+        return sum(self.reasons.values())
+
+
+class TablePass(msgspec.Struct, frozen=True):
+    """The rows of one table that are written together: all, only deletes, or all others."""
+
+    table: int
+    deletes: bool | None = None
+
+
+def passes(tables: Sequence[SinkTable]) -> list[TablePass]:
+    """Return in which order rows are written.
+
+    Of several tables, deletes come first, lines before their parents; then all other rows, parents
+    first, as in a pipeline with several tables. With an order, a delete and another row of the same
+    key end the same whichever comes first; without one, a batch may not have both.
+    """
+    if len(tables) == 1:
+        return [TablePass(0)]
+    numbers = range(len(tables))
+    deletes = [TablePass(one, deletes=True) for one in reversed(numbers) if tables[one].delete_when]
+    return [*deletes, *(TablePass(one, deletes=False) for one in numbers)]
 
 
 class _WaitingRows:
@@ -227,34 +255,34 @@ class Merge:
     def _write(self, next_row: int) -> MergeResult:
         """Do steps 3 to 6 for all tables."""
         self._at(3)
-        count = quarantined = 0
+        count = 0
+        reasons: Counter[str] = Counter()
         seen: list[set[DocumentId]] = [set() for _ in self._sinks]
-        pending = [_WaitingRows() for _ in self._sinks]
-        for chunk in self._chunks():
-            waiting = pending[chunk.table]
-            for batch in chunk.batches():
+        for part in passes(self._definition.tables):
+            waiting = _WaitingRows()
+            for batch in self._rows_of(part):
                 waiting.add(next_row + count, batch)
                 count += batch.num_rows
-            if waiting.count >= ROWS_AT_ONCE or waiting.size >= BYTES_AT_ONCE:
-                quarantined += self._write_rows(chunk.table, waiting, seen[chunk.table])
-                pending[chunk.table] = _WaitingRows()
-        # Tables in the order in which they are named: a parent before its lines.
-        for table, waiting in enumerate(pending):
+                if waiting.count >= ROWS_AT_ONCE or waiting.size >= BYTES_AT_ONCE:
+                    reasons += self._write_rows(part.table, waiting, seen[part.table])
+                    waiting = _WaitingRows()
             if waiting.count:
-                quarantined += self._write_rows(table, waiting, seen[table])
-        return MergeResult(BatchStep.APPLY, count, quarantined)
+                reasons += self._write_rows(part.table, waiting, seen[part.table])
+        return MergeResult(BatchStep.APPLY, count, dict(reasons))
+
+    def _rows_of(self, part: TablePass) -> Iterator[pa.RecordBatch]:
+        """Return the rows of all tasks that a pass writes."""
+        delete_when = self._definition.tables[part.table].delete_when
+        for chunk in self._chunks():
+            if chunk.table != part.table:
+                continue
+            for batch in chunk.batches():
+                if part.deletes is None or delete_when is None:
+                    yield batch
+                elif found := encoding.split(batch, delete_when, deletes=part.deletes):
+                    yield found
 
     def _chunks(self) -> Iterator[encoding.RowChunk]:
-        """Return the rows of all tasks: table by table, if several are written."""
-        if len(self._sinks) == 1:
-            yield from self._chunks_of_tasks()
-            return
-        for table in range(len(self._sinks)):
-            for chunk in self._chunks_of_tasks():
-                if chunk.table == table:
-                    yield chunk
-
-    def _chunks_of_tasks(self) -> Iterator[encoding.RowChunk]:
         for message in self._messages:
             for data in message.chunks:
                 yield encoding.unpack(data)
@@ -262,16 +290,16 @@ class Merge:
                 for data in self._batches.staged(message.token, message.staged):
                     yield encoding.unpack(data)
 
-    def _write_rows(self, table: int, waiting: _WaitingRows, seen: set[DocumentId]) -> int:
-        """Write rows of one table; return how many are in quarantine."""
+    def _write_rows(self, table: int, waiting: _WaitingRows, seen: set[DocumentId]) -> Counter[str]:
+        """Write rows of one table; return how many are in quarantine, by reason."""
         self._at(4)
+        reasons: Counter[str] = Counter()
         if not self._isolate_failures and self._write_typed(table, waiting, seen):
-            return 0
+            return reasons
         found = waiting.records(self._definition.tables[table])
-        quarantined = 0
         while part := list(itertools.islice(found, RECORDS_AT_ONCE)):
-            quarantined += self._write_records(table, part, seen)
-        return quarantined
+            reasons += self._write_records(table, part, seen)
+        return reasons
 
     def _write_typed(self, table: int, waiting: _WaitingRows, seen: set[DocumentId]) -> bool:
         """Write rows in columns; return False, with nothing written, if that is not possible."""
@@ -295,8 +323,8 @@ class Merge:
 
     def _write_records(
         self, table: int, waiting: Sequence[tuple[Record, bool]], seen: set[DocumentId]
-    ) -> int:
-        """Write rows as records; return how many are in quarantine."""
+    ) -> Counter[str]:
+        """Write rows as records; return how many are in quarantine, by reason."""
         sink = self._sinks[table]
         records = [record for record, _ in waiting]
         events, dead = self._decoder(table).decode_all(records)
@@ -317,7 +345,7 @@ class Merge:
         )
         self._at(6)
         if not (dead or parked):
-            return 0
+            return Counter()
         if self._definition.on_error == "stop":
             raise _refused(sink, records, dead, parked)
         now = datetime.now(UTC)
@@ -328,7 +356,9 @@ class Merge:
             sink.journal.add_parked(
                 PARTITION, [(one, by_offset[one.event.offset]) for one in parked], now
             )
-        return len(dead) + len(parked)
+        return Counter(
+            [letter.reason.value for letter in dead] + [one.refusal.reason.value for one in parked]
+        )
 
     def _decoder(self, table: int) -> Decoder:
         if table not in self._decoders:

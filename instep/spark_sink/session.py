@@ -7,12 +7,14 @@ in Spark's commit worker behind the format.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from instep import errors, sinks
+from instep.document.showing import counted
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
 from instep.spark_sink import targets
@@ -21,6 +23,8 @@ from instep.spark_sink.definition import SinkDefinition
 from instep.spark_sink.merge import Merge, MergeResult, TaskMessage
 from instep.spark_sink.targets import SinkSchema
 from instep.waiting import retrying
+
+log = logging.getLogger("instep.spark_sink")
 
 INSPECTED_S = 30.0  # as in a pipeline: how long a constraint that is added may go unnoticed
 TRIES_MAX = 8
@@ -76,7 +80,19 @@ class SinkSession:
                 and time.monotonic() - started < RECONNECT_S
             )
 
-        return retrying(lambda: self._merge(batch, messages, is_stream), may_retry)
+        result = retrying(lambda: self._merge(batch, messages, is_stream), may_retry)
+        if result.reasons:
+            log.warning("%s", self._warning(batch, result))
+        return result
+
+    def _warning(self, batch: IncomingBatch, result: MergeResult) -> str:
+        """Return the warning for a batch with rows in quarantine."""
+        reasons = ", ".join(f"{name}: {count}" for name, count in sorted(result.reasons.items()))
+        return (
+            f"sink {self.definition.name!r}, batch {batch.batch_id}: {result.quarantined} of"
+            f" {counted(result.rows, 'row')} went to quarantine ({reasons}); see:"
+            " instep parked list --url URL, instep dead list --url URL"
+        )
 
     def _merge(
         self, batch: IncomingBatch, messages: Sequence[TaskMessage], is_stream: bool

@@ -289,7 +289,7 @@ def test_a_refused_row_stops_the_query_and_nothing_is_written(
 
 
 def test_refused_rows_are_parked_and_the_others_written(
-    url: str, query: Callable[..., SinkQuery]
+    url: str, query: Callable[..., SinkQuery], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = query(on_error="park")
     result = one.write(0, [row(1), row(2, "bad"), {**row(3), "order_id": None}, row(4)])
@@ -338,9 +338,13 @@ def test_a_parent_and_its_lines_are_one_transaction(url: str) -> None:
     one.close()
 
     assert orders(url) == [(1, "new", None), (2, "new", None)]
+    [warning] = caplog.messages
     lines = run_sql(url, "SELECT order_id, line_no, item FROM order_lines ORDER BY line_no")
     assert lines == [(1, 0, "ink"), (1, 1, "paper")]
 
+    assert "sink 'orders', batch 0: 2 of 4 rows went to quarantine" in warning
+    assert "(REFUSED_BY_TARGET: 1, WRONG_TYPE: 1)" in warning
+    assert caplog.messages[1].count("1 of 2 rows went to quarantine (WAITS_BEHIND: 1)") == 1
 
 def test_a_lost_connection_is_opened_again(url: str, query: Callable[..., SinkQuery]) -> None:
     one = query()
@@ -368,6 +372,64 @@ def test_a_lost_connection_is_opened_again(url: str, query: Callable[..., SinkQu
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     url: str, schema: pa.Schema, table: dict[str, Any], problem: str
+def with_deletes(url: str, on_error: str = "stop") -> SinkQuery:
+    order = pa.struct([("order_id", pa.int32()), ("status", pa.string()), ("gone", pa.bool_())])
+    line = pa.struct([*BOTH.field("l").type.value_type, ("gone", pa.bool_())])
+    return SinkQuery(
+        url,
+        definition.table("orders", key="order_id", delete_when="gone", column="o"),
+        definition.table(
+            "order_lines", key=["order_id", "line_no"], delete_when="gone", column="l"
+        ),
+        schema=pa.schema([("o", order), ("l", pa.list_(line))]),
+        on_error=on_error,
+    )
+
+
+def order_and_lines(order_id: int, *items: str, gone: bool | None = None) -> dict[str, Any]:
+    found = both(order_id, "new", *items)
+    return {
+        "o": {**found["o"], "gone": gone},
+        "l": [{**line, "gone": gone} for line in found["l"]],
+    }
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+def test_a_parent_and_its_lines_are_deleted_in_one_batch(url: str, on_error: str) -> None:
+    one = with_deletes(url, on_error)
+    one.write(0, [order_and_lines(1, "pen", "ink"), order_and_lines(2, "cup")])
+
+    result = one.write(
+        1, [order_and_lines(1, "pen", "ink", gone=True), order_and_lines(3, "jar", gone=False)]
+    )
+
+    one.close()
+    assert (result.rows, result.quarantined) == (5, 0)
+    assert [found[0] for found in orders(url)] == [2, 3]
+    lines = run_sql(url, "SELECT order_id, item FROM order_lines ORDER BY order_id")
+    assert lines == [(2, "cup"), (3, "jar")]
+
+
+def test_a_parent_whose_line_stays_is_parked(url: str) -> None:
+    one = with_deletes(url, "park")
+    one.write(0, [order_and_lines(1, "pen", "ink")])
+
+    lines = order_and_lines(1, "pen", gone=True)["l"]
+    result = one.write(1, [{"o": order_and_lines(1, gone=True)["o"], "l": lines}])
+
+    one.close()
+    assert result.reasons == {"REFUSED_BY_TARGET": 1}
+    assert run_sql(url, "SELECT order_id, item FROM order_lines") == [(1, "ink")]
+
+
+def test_a_key_of_several_tables_may_not_be_deleted_and_written_without_an_order(url: str) -> None:
+    one = with_deletes(url)
+
+    with pytest.raises(errors.KeyNotUnique, match="several rows of table orders with the key 1"):
+        one.write(0, [order_and_lines(1), order_and_lines(1, gone=True)])
+    one.close()
+
+
 ) -> None:
     one = SinkQuery(url, definition.table("orders", **table), schema=schema)
 
