@@ -102,7 +102,7 @@ def _former(column: TargetColumn, database: str) -> Former:
                 not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None
             )
         case kinds.Numeric():
-            return _numeric
+            return number_text
         case kinds.Boolean():
             return lambda value: "true" if BOOLEANS[str(value).lower()] else "false"
         case kinds.Timestamp():
@@ -149,7 +149,8 @@ def _float(single: bool, scale: int | None) -> Former:
     return form
 
 
-def _numeric(value: Any) -> str:
+def number_text(value: Any) -> str:
+    """Return a decimal number without the zeros that do not count."""
     # SQLite stores decimals as floats: repr has the digits that were written, Decimal(float)
     # would have those of the binary fraction.
     number = Decimal(repr(value) if type(value) is float else value)

@@ -266,7 +266,7 @@ class Decoder:
         if len(mapping.documents) > 1:  # the parts as they are; `_with_id` converts them
             return [plain.Use(path, None, _unchanged) for path in mapping.documents]
         key, id_type = mapping.keys[0].kind, None
-        if self._identity.is_composite:
+        if self._identity.is_text_form:
             return [plain.Use(mapping.documents[0], None, self._identity.of_field)]
         if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
             most = ID_CHARACTERS_MAX

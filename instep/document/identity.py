@@ -1,8 +1,8 @@
 """A document's id: read it from an event, and convert it to the values of the key columns.
 
-If the table has one key column, the id is its value. For a composite key it is one text: the
-values of the key columns, joined by the separator. Only the statements on the table itself use the
-single columns.
+If the table has one key column of text, integers or UUIDs, the id is its value. Otherwise it is one
+text: the values of the key columns, each in one form, joined by the separator. Only the statements
+on the table itself use the single columns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from instep.document.mapping import KEY, Mapping, TargetColumn
 from instep.document.reasons import Reason, Unfit
 
 Id = str | int | UUID
-KINDS = (kinds.Text, kinds.Integer, kinds.Uuid)
-PART_KINDS = (*KINDS, kinds.Date, kinds.Timestamp)  # of the columns of a composite key
+VALUE_KINDS = (kinds.Text, kinds.Integer, kinds.Uuid)  # of a key column whose value is the id
+KINDS = (*VALUE_KINDS, kinds.Date, kinds.Timestamp, kinds.Numeric, kinds.Boolean)
 # characters that occur in values of these kinds and therefore cannot be the separator
 RESERVED: dict[type[kinds.ColumnKind], str] = {
     kinds.Uuid: "-",
     kinds.Date: "-",
     kinds.Timestamp: "-:.",
+    kinds.Numeric: "-.",
 }
 
 
@@ -38,6 +39,7 @@ class KeyPart:
         self._is_padded = isinstance(column.kind, kinds.Text) and column.kind.padded
         self._is_integer = isinstance(column.kind, kinds.Integer)
         self._is_time = isinstance(column.kind, kinds.Timestamp)
+        self._is_restored = isinstance(column.kind, (kinds.Numeric, kinds.Boolean))
         self.restore = canonical.restorer(column.kind)
         self.read = _reader(column.kind)
 
@@ -58,6 +60,8 @@ class KeyPart:
                     Reason.ID_TOO_LONG,
                     f"{name} has {len(raw)} characters, but an id has at most {ID_CHARACTERS_MAX}",
                 )
+            if as_text and self._is_restored:
+                raw = self._restored(raw, name)
         if self._is_time and kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{name}: finer than a microsecond")
         try:
@@ -73,6 +77,16 @@ class KeyPart:
             raise Unfit(Reason.ID_TAKEN_FOR_ANOTHER, detail)
         return value
 
+    def _restored(self, text: str, name: str) -> Any:
+        """Return the number, or true or false, that a text is."""
+        try:
+            value = self.restore(text)
+        except (KeyError, ArithmeticError):
+            value = None
+        if value is None or (isinstance(value, Decimal) and not value.is_finite()):
+            raise Unfit(Reason.WRONG_TYPE, f"{name} is {kinds.shown(text)}, which the key is not")
+        return value
+
 
 class Identity:
     """The ids of one pipeline's documents."""
@@ -85,15 +99,15 @@ class Identity:
         self._separator = mapping.separator
         # The rows of a further table are in none of instep's own tables, which limit an id.
         self._characters_max = None if mapping.lines else ID_CHARACTERS_MAX
-        self.is_composite = len(self._parts) > 1
-        self.is_joined = self.is_composite and len(self._fields) == 1
+        self._is_composite = len(self._parts) > 1
+        # whether the id is text that stands for the values of the key columns
+        self.is_text_form = self._is_composite or not isinstance(mapping.keys[0].kind, VALUE_KINDS)
 
     def of_field(self, raw: Any) -> Id:
         """Return the id from the one field that holds it."""
-        if self.is_composite:
+        if self._is_composite:
             return self._of_joined(raw, self._fields[0])
-        document: Id = self._parts[0].of(raw, self._fields[0], as_text=self._are_text[0])
-        return document
+        return self._of_one(raw, self._fields[0], as_text=self._are_text[0])
 
     def of_fields(self, raws: Sequence[Any]) -> Id:
         """Return the id from its fields: one that holds all of it, or one per key column."""
@@ -109,30 +123,31 @@ class Identity:
 
     def of_text(self, text: str, name: str = "the key") -> Id:
         """Return the id from a record's key, or from what a person wrote."""
-        if self.is_composite:
+        if self._is_composite:
             return self._of_joined(text, name)
-        document: Id = self._parts[0].of(text, name, as_text=True)
-        return document
+        return self._of_one(text, name, as_text=True)
 
     def of_kept(self, text: str) -> Id:
         """Return the id from its text in instep's own tables."""
-        return text if self.is_composite else self._parts[0].restore(text)
+        return text if self.is_text_form else self._parts[0].restore(text)
 
     def of_columns(self, values: Sequence[Any]) -> Id:
         """Return the id of a row from its key columns as the database returns them."""
         read = [part.read(value) for part, value in zip(self._parts, values, strict=True)]
-        return self._separator.join(map(_shown, read)) if self.is_composite else read[0]
+        return self._separator.join(map(_shown, read)) if self.is_text_form else read[0]
 
     def columns(self, document: Id) -> tuple[Any, ...]:
         """Return the values of the key columns."""
-        if not self.is_composite:
+        if not self.is_text_form:
             return (document,)
-        texts = str(document).split(self._separator)
+        texts = str(document).split(self._separator) if self._is_composite else [str(document)]
         return tuple(part.restore(text) for part, text in zip(self._parts, texts, strict=True))
 
     def joined(self, values: Sequence[Any]) -> str:
-        """Return the id that the values of a composite key's columns make."""
+        """Return the text that the values of the key's columns make."""
         texts = [_shown(value) for value in values]
+        if not self._is_composite:
+            return texts[0]
         for text, name in zip(texts, self._names, strict=True):
             if self._separator in text:
                 raise Unfit(
@@ -148,6 +163,11 @@ class Identity:
                 f" but an id has at most {ID_CHARACTERS_MAX}",
             )
         return whole
+
+    def _of_one(self, raw: Any, name: str, *, as_text: bool) -> Id:
+        """Return the id from the value of the only key column."""
+        document = self._parts[0].of(raw, name, as_text=as_text)
+        return _shown(document) if self.is_text_form else document
 
     def _of_joined(self, raw: Any, name: str) -> str:
         if type(raw) is not str:
@@ -169,9 +189,17 @@ class Identity:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, datetime):
-        return kinds.iso(value)
-    return value.isoformat() if isinstance(value, date) else str(value)
+    match value:
+        case datetime():
+            return kinds.iso(value)
+        case date():
+            return value.isoformat()
+        case bool():
+            return "true" if value else "false"
+        case Decimal():
+            return canonical.number_text(value)
+        case _:
+            return str(value)
 
 
 def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
@@ -183,6 +211,8 @@ def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
             return lambda value: value if isinstance(value, UUID) else UUID(value)
         case kinds.Timestamp():
             return _in_utc
+        case kinds.Boolean():
+            return bool
         case _:
             return lambda value: value
 

@@ -112,11 +112,13 @@ class Json(ColumnKind, frozen=True):
     """Any JSON value, stored as its text; nested at most `depth` deep.
 
     `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the
-    whole value (SQLite, which reads the text of a number as a number).
+    whole value (SQLite, which reads the text of a number as a number). With `from_text`, a text is
+    JSON itself, not a string in JSON.
     """
 
     depth: int | None = None
     doubles: Literal["none", "all", "whole"] = "none"
+    from_text: bool = False
 
 
 class Uuid(ColumnKind, frozen=True):
@@ -374,6 +376,8 @@ def _json(kind: Json) -> Converter:
     }[kind.doubles]
 
     def convert(value: Any) -> str | int | float:
+        if kind.from_text and type(value) is str:
+            value = _parsed(value)
         try:
             text = encode(value)
         except RecursionError:
@@ -395,6 +399,16 @@ def _json(kind: Json) -> Converter:
     return convert
 
 
+def _parsed(text: str) -> Any:
+    """Return what a JSON text says, with every digit of its numbers."""
+    try:
+        return JSON_DECODER.decode(text)
+    except RecursionError:
+        raise Unfit(Reason.NESTED_TOO_DEEP, "the value is nested too deep") from None
+    except msgspec.DecodeError:
+        raise Unfit(Reason.WRONG_TYPE, f"{shown(text)} is text that is not JSON") from None
+
+
 def exact_number(text: str) -> Decimal:
     """Return a decimal with every digit of its text.
 
@@ -407,6 +421,9 @@ def exact_number(text: str) -> Decimal:
     if not number.is_finite() or abs(number.adjusted()) > EXPONENT_MAX:
         raise beyond_range()
     return number
+
+
+JSON_DECODER = msgspec.json.Decoder(float_hook=exact_number)
 
 
 def beyond_range() -> Unfit:

@@ -271,15 +271,13 @@ class TableReader:
     def _check_key_column(
         self, name: str, column: mapping.TargetColumn, pipeline: settings.Pipeline
     ) -> None:
-        if len(pipeline.keys) == 1 and not isinstance(column.kind, identity.KINDS):
-            raise self._unfit(
-                name, f"is {column.declared}, but a document's id is text, an integer or a UUID"
-            )
-        if not isinstance(column.kind, identity.PART_KINDS):
+        is_inexact = isinstance(column.kind, kinds.Numeric) and column.kind.binary
+        if is_inexact or not isinstance(column.kind, identity.KINDS):
             raise self._unfit(
                 name,
-                f"is {column.declared}, but a part of a composite key is text, an integer, a UUID,"
-                " a date or a time",
+                f"is {column.declared}, but a key column holds text, integers, decimal numbers,"
+                " UUIDs, dates, times or booleans",
+                "choose another unique column as `key`",
             )
         if len(pipeline.keys) > 1 and pipeline.key_separator in identity.RESERVED.get(
             type(column.kind), ""

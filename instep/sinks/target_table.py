@@ -138,8 +138,8 @@ class TargetTable(abc.ABC):
         return lambda: self.upsert(rows)
 
     def staged_key_as_text(self) -> str | None:
-        """Return the expression of the staged key as text; None if the key is composite."""
-        if self.identity.is_composite:
+        """Return the expression of the staged key as text; None if the id has a form of its own."""
+        if self.identity.is_text_form:
             return None
         key = f"s.{self.key}"
         if isinstance(self.target.mapping.keys[0].kind, kinds.Text):
@@ -423,17 +423,15 @@ class TargetTable(abc.ABC):
     @property
     def key_tuple(self) -> str:
         """Return the key before IN."""
-        return f"({self.key})" if self.identity.is_composite else self.key
+        return f"({self.key})" if len(self.keys) > 1 else self.key
 
     def key_parameters(self, documents: Iterable[DocumentId]) -> list[Any]:
         """Return ids, each once and in order, as parameters; of a composite key as tuples."""
-        bind = self.connection.bind
-        if self.identity.is_composite:
-            return [
-                tuple(map(bind, self.identity.columns(document)))
-                for document in sorted(set(documents))
-            ]
-        return [bind(document) for document in sorted(set(documents))]
+        bind, ids = self.connection.bind, sorted(set(documents))
+        if not self.identity.is_text_form:
+            return [bind(document) for document in ids]
+        values = [tuple(map(bind, self.identity.columns(document))) for document in ids]
+        return values if len(self.keys) > 1 else [value for (value,) in values]
 
     def split_key(self, row: Sequence[Any]) -> tuple[DocumentId, Sequence[Any]]:
         """Split a row that begins with the key's columns: the document, and the other values."""
@@ -442,7 +440,7 @@ class TargetTable(abc.ABC):
 
     def flat(self, rows: Iterable[StagedRow]) -> Iterator[tuple[Any, ...]]:
         """Return rows as the stage has them: key columns, values, the first event's guard."""
-        if self.identity.is_composite:
+        if self.identity.is_text_form:
             columns = self.identity.columns
             return ((*columns(document), *values, first) for document, values, first in rows)
         return ((document, *values, first) for document, values, first in rows)

@@ -58,11 +58,11 @@ class TaskMessage(msgspec.Struct, frozen=True):
     digest: str
     chunks: list[bytes] = []
     token: str | None = None
-    staged: int = 0  # the number of chunks under the token
+    staged: int = 0  # the number of pieces under the token
 
 
 class MergeResult(msgspec.Struct, frozen=True):
-    """What became of a batch."""
+    """What became of a batch: its rows, and how many of them are in quarantine, by reason."""
 
     step: BatchStep
     rows: int = 0

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import msgspec
 
 from instep import errors, settings
+from instep.document import kinds
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.mapping import Mapping
 from instep.pipeline.apply.maintenance import MaintenanceSession
@@ -33,6 +34,18 @@ def definition_text(table: SinkTable, mapping: Mapping) -> str:
     """Return the definition of a table as text. It has neither the database nor its password."""
     columns = [column.name for column in (*mapping.keys, *mapping.columns)]
     return msgspec.json.encode(TableDefinition(table, columns)).decode()
+
+
+def with_json_text(mapping: Mapping) -> Mapping:
+    """Return a mapping under which text for a JSON column is JSON, as `to_json` of Spark makes."""
+    fields = []
+    for field in mapping.fields:
+        kind = field.column.kind
+        if isinstance(kind, kinds.Json):
+            kind = msgspec.structs.replace(kind, from_text=True)
+        column = msgspec.structs.replace(field.column, kind=kind)
+        fields.append(msgspec.structs.replace(field, column=column))
+    return msgspec.structs.replace(mapping, fields=tuple(fields))
 
 
 def deleting(event: Event) -> Event:
@@ -83,7 +96,7 @@ class SinkMaintenance(MaintenanceSession):
         super().__init__(f"{settings.SINK_PREFIX}{name}", pipeline, actor)
         self.name, self._sink_name = name, sink
         self.decoder = QuarantineDecoder(
-            self.sink.target.mapping, self.sink.record_bytes_max, table
+            with_json_text(self.sink.target.mapping), self.sink.record_bytes_max, table
         )
 
     @contextmanager

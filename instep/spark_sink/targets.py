@@ -12,6 +12,7 @@ from instep.sinks import batches, inspection
 from instep.sinks.target import Target
 from instep.spark_sink.definition import SinkDefinition, SinkTable
 
+from instep.spark_sink import quarantine
 NUMBERS = (kinds.Float, kinds.Numeric, kinds.Json)
 # The kinds of columns that take the values of a Spark type.
 ACCEPTED: dict[type[spark.DataType], tuple[type[kinds.ColumnKind], ...]] = {
@@ -51,7 +52,9 @@ def inspect(definition: SinkDefinition, schema: spark.StructType) -> list[Target
             raise errors.TargetUnfit(unfit.what, _remedy(unfit.remedy)) from unfit
         for column in (*target.mapping.keys, *target.mapping.columns):
             _check_type(table, column, fields[column.name])
-        found.append(target)
+        found.append(
+            msgspec.structs.replace(target, mapping=quarantine.with_json_text(target.mapping))
+        )
     return found
 
 
@@ -135,11 +138,14 @@ def _check_type(table: SinkTable, column: TargetColumn, kind: spark.DataType) ->
     raise errors.TargetUnfit(
         f"column {column.name!r} is {kind.simpleString()} in the DataFrame,"
         f" but {column.declared} in table {table.table}",
-        f'convert it: withColumn("{column.name}", col("{column.name}").cast("..."))',
+        f'convert it: withColumn("{column.name}", {converted})',
     )
 
 
 def _remedy(text: str) -> str:
+    converted = f'col("{column.name}").cast("...")'
+    if isinstance(kind, spark.VariantType) and isinstance(column.kind, (kinds.Json, kinds.Text)):
+        converted = f'to_json("{column.name}")'
     """Return a remedy in the terms of a sink, which has no settings file."""
     if "in the settings" in text or "instep init" in text:
         return "select or rename the DataFrame's columns, or change the table"

@@ -127,10 +127,11 @@ class TypedRows:
 
     def documents(self) -> list[DocumentId]:
         """Return the ids."""
-        parts = [column.to_pylist() for column in self._rows.columns[: len(self._mapping.keys)]]
-        if len(parts) == 1:
+        parts = [_values(column) for column in self._rows.columns[: len(self._mapping.keys)]]
+        identity = Identity(self._mapping)
+        if not identity.is_text_form:
             return list(parts[0])
-        joined = Identity(self._mapping).joined
+        joined = identity.joined
         return [joined(values) for values in zip(*parts, strict=True)]
 
     def rows(self) -> list[StagedRow]:
@@ -190,7 +191,9 @@ def _is_key(column: TargetColumn) -> bool:
     kind = column.kind
     if isinstance(kind, kinds.Text):
         return _has_all_characters(kind) and not kind.padded
-    return isinstance(kind, kinds.Integer) and not kind.is_boolean
+    if isinstance(kind, kinds.Integer):
+        return not kind.is_boolean
+    return isinstance(kind, (kinds.Date, kinds.Timestamp))
 
 
 def _is_plain_field(field: Field) -> bool:

@@ -215,8 +215,8 @@ def test_a_document_is_found_by_its_joined_id(database_url: str, open_sink: Open
         (
             "tenant FLOAT NOT NULL, no INTEGER NOT NULL, PRIMARY KEY (tenant, no)",
             ["tenant", "no"],
-            "a part of a composite key is text, an integer, a UUID, a date or a time",
-            "",
+            "a key column holds text, integers, decimal numbers, UUIDs, dates, times or booleans",
+            "another unique column",
         ),
     ],
 )
