@@ -110,6 +110,11 @@ class TargetUnfit(SettingsError):
 
     usual_remedy = "see what the table is missing: instep init --sql"
 
+    def __init__(self, what: str, remedy: str = "", sink_remedy: str = "") -> None:
+        """Take the remedy, and that for a Spark sink if it needs another: it has no settings."""
+        super().__init__(what, remedy)
+        self.sink_remedy = sink_remedy or self.remedy
+
 
 class NoSuchDocument(SettingsError):
     """The given id cannot be a document of the table: its key column has another type."""
@@ -519,7 +524,10 @@ class CheckpointReplaced(NamedStop):
     """
 
     code = "CHECKPOINT_REPLACED"
-    usual_remedy = "let the sink accept the new query: instep sink adopt; then start it again"
+    usual_remedy = (
+        "give each query's sink a name of its own, or let the sink accept the new query:"
+        " instep sink adopt; then start it again"
+    )
 
 
 class BatchDiffers(NamedStop):
@@ -555,6 +563,13 @@ class KeyNotUnique(NamedStop):
     usual_remedy = "aggregate to one row per key, or name the column that orders them: order"
 
 
+class SinkCalledTwice(NamedStop):
+    """A function for foreachBatch calls the same sink again with other rows of a batch."""
+
+    code = "SINK_CALLED_TWICE"
+    usual_remedy = "union the rows and call the sink once, or give each sink its own name"
+
+
 class KpiChanged(NamedStop):
     """The settings of a KPI were changed after it had counted: its rows mean something else."""
 
@@ -563,13 +578,6 @@ class KpiChanged(NamedStop):
         "undo the change, or count again: instep reconcile --kpi NAME --fix --execute;"
         " then: instep run"
     )
-class SinkCalledTwice(NamedStop):
-    """A function for foreachBatch calls the same sink again with other rows of a batch."""
-
-    code = "SINK_CALLED_TWICE"
-    usual_remedy = "union the rows and call the sink once, or give each sink its own name"
-
-
 
 
 class ArchiveGone(NamedStop):

@@ -25,7 +25,9 @@ from instep.sinks.tables import create, metadata, sink_metadata
 BATCHES_KEPT = 100  # as many as Spark keeps in a checkpoint
 RUNS_KEPT = 1_000
 STAGED_COLUMNS = ("token", "number", "sink", "run_id", "batch_id", "data")
-CHUNKS_AT_ONCE = 32
+PIECES_AT_ONCE = 32
+PIECE_BYTES = 384 * 1024  # below half of the smallest max_allowed_packet that MySQL had by default
+LAST, NOT_LAST = b"\0", b"\1"  # before each piece of a chunk
 
 SELECT_SINK = (
     "SELECT query_id, batch_id, epoch, next_row, committed_at FROM instep_sinks WHERE sink = ?"
@@ -42,6 +44,10 @@ ADOPT_NEW = (
     "INSERT INTO instep_sinks (sink, query_id, epoch, next_row) VALUES (:sink, :query, 0, 0)"
 )
 FORGET_BATCHES = "DELETE FROM instep_batches WHERE sink = :sink"
+FORGET_TABLES = "DELETE FROM instep_sink_tables WHERE sink = :sink"
+# The tables that have rows of a sink, and those that have rows of its tables.
+OF_SINK = ("instep_sinks", "instep_sink_runs", "instep_batches", "instep_staged_rows")
+OF_JOURNAL = ("instep_parked", "instep_dead_letters", "instep_deleted")
 DELETE_TABLES = "DELETE FROM instep_sink_tables WHERE sink = ?"
 INSERT_TABLE = "INSERT INTO instep_sink_tables (pipeline, sink, definition) VALUES (?, ?, ?)"
 SELECT_TABLES = "SELECT pipeline, sink, definition FROM instep_sink_tables ORDER BY pipeline"
@@ -234,25 +240,34 @@ class Batches:
 
     def stage(
         self, token: str, run_id: str, batch_id: int, first: int, data: Sequence[bytes]
-    ) -> None:
-        """Add chunks of rows under a token, numbered from `first`."""
+    ) -> int:
+        """Add chunks of rows under a token, in pieces numbered from `first`; return their number.
+
+        A chunk with one large row may be larger than what the database takes at once.
+        """
+        pieces = [piece for chunk in data for piece in _pieces(chunk)]
         rows = [
-            (token, number, self._sink, run_id, batch_id, chunk)
-            for number, chunk in enumerate(data, start=first)
+            (token, number, self._sink, run_id, batch_id, piece)
+            for number, piece in enumerate(pieces, start=first)
         ]
         self._connection.append("instep_staged_rows", STAGED_COLUMNS, rows, skip_existing=False)
+        return len(pieces)
 
     def staged(self, token: str, count: int) -> Iterator[bytes]:
-        """Return the chunks of a token, a few at a time. Raise StagingLost if some are missing."""
-        found = 0
-        for first in range(0, count, CHUNKS_AT_ONCE):
-            last = min(first + CHUNKS_AT_ONCE, count)
+        """Return the chunks of a token. Raise StagingLost if pieces are missing."""
+        found, begun = 0, b""
+        for first in range(0, count, PIECES_AT_ONCE):
+            last = min(first + PIECES_AT_ONCE, count)
             for (data,) in self._select(SELECT_STAGED, token, first, last):
                 found += 1
-                yield bytes(data)
+                mark, piece = bytes(data[:1]), bytes(data[1:])
+                begun += piece
+                if mark == LAST:
+                    yield begun
+                    begun = b""
         if found != count:
             raise errors.StagingLost(
-                f"sink {self._sink!r}: a task staged {count} chunks of rows,"
+                f"sink {self._sink!r}: a task staged {count} pieces of rows,"
                 f" but instep_staged_rows has {found} of them"
             )
 
@@ -268,6 +283,13 @@ class Batches:
 
     def _select(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self._connection.select(self._connection.sql(statement), parameters)
+
+
+def _pieces(chunk: bytes) -> Iterator[bytes]:
+    last = max(0, len(chunk) - 1) // PIECE_BYTES
+    for number in range(last + 1):
+        piece = chunk[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+        yield (LAST if number == last else NOT_LAST) + piece
 
 
 def create_missing(url: str) -> None:
@@ -318,6 +340,33 @@ def adopt(url: str, sink: str) -> None:
             opened.execute(sa.text(ADOPT_NEW), named)
         opened.execute(sa.text(FORGET_BATCHES), {"sink": sink})
         opened.commit()
+
+
+def forget(url: str, sink: str, *, execute: bool) -> dict[str, int]:
+    """Remove all that instep keeps about a sink; return the number of rows of each table.
+
+    Decisions of people stay, and so do the rows that the sink has written. Without `execute`,
+    everything is rolled back: the numbers are the plan.
+    """
+    create_missing(url)
+    with connecting.connection(target.database_url(url)) as opened:
+        # the sink's row first, as a batch does
+        removed = {
+            table: opened.execute(
+                sa.text(f"DELETE FROM {table} WHERE sink = :sink"), {"sink": sink}
+            ).rowcount
+            for table in OF_SINK
+        }
+        names = [name for name, owner, _ in opened.execute(sa.text(SELECT_TABLES)) if owner == sink]
+        for table in OF_JOURNAL:
+            statement = sa.text(f"DELETE FROM {table} WHERE pipeline = :name")
+            removed[table] = sum(
+                opened.execute(statement, {"name": name}).rowcount for name in names
+            )
+        opened.execute(sa.text(FORGET_TABLES), {"sink": sink})
+        if execute:
+            opened.commit()
+    return {table: count for table, count in removed.items() if count}
 
 
 def stored_sinks(url: str) -> dict[str, StoredSink]:

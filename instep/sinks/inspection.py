@@ -47,7 +47,11 @@ def _inspect_table(
     table, view = target.table_name(pipeline.table), sa.inspect(opened)
     if not view.has_table(table.name, schema=table.schema):
         schemas.refuse_missing(view, table, url)
-        raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
+        raise errors.TargetUnfit(
+            f"{target.shown(url)} has no table {table}",
+            "run: instep init",
+            f"CREATE TABLE {table} ... with a unique key; or correct the name of the table",
+        )
     reader = TableReader(opened, table)
     compiled = reader.check(pipeline)
     refuses = reader.refuses(pipeline)

@@ -23,4 +23,5 @@ def refuse_missing(view: sa.Inspector, table: TableName, url: sa.URL) -> None:
             f"{target.shown(url)} has no {kind} {table.schema!r}"
             f"{settings.nearest(table.schema, known)}",
             f"CREATE {kind.upper()} {quoted}; or correct `table` in the settings",
+            f"CREATE {kind.upper()} {quoted}; or correct the name of the table",
         )

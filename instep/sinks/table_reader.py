@@ -137,6 +137,8 @@ class TableReader:
                 raise errors.TargetUnfit(
                     f"table {self.table} has no column {name!r}{near}",
                     "correct `key` in the settings",
+                    "rename the column of the DataFrame, or correct `key`;"
+                    f" the table has: {', '.join(self.columns)}",
                 )
             self._check_key_column(name, self._key_column(name, written=written), pipeline)
             if written and (self.columns[name].get("identity") or {}).get("always"):
@@ -242,7 +244,9 @@ class TableReader:
             views |= {*self.view.get_materialized_view_names(self.table.schema)}
         if self.table.name in views:
             raise errors.TargetUnfit(
-                f"{self.table} is a view", "name the table behind it as `table` in the settings"
+                f"{self.table} is a view",
+                "name the table behind it as `table` in the settings",
+                "name the table behind it",
             )
 
     def _key_columns(self, pipeline: settings.Pipeline) -> dict[str, mapping.TargetColumn]:
@@ -260,6 +264,7 @@ class TableReader:
                 "is the key and computed by the database,"
                 " so a document cannot be inserted with its own id",
                 'set missing = "park" or "ignore", or choose another unique column as `key`',
+                "choose another unique column as `key`",
             )
         column = self._column(name, written=written)
         match column.kind:
@@ -325,6 +330,7 @@ class TableReader:
                 f" the table's key is ({', '.join(wider)})",
                 f"set key = [{listed}], and `document` to a field for each of them"
                 " or to one field that holds all of them",
+                f"name all of them as `key`, or {add}",
             )
         return errors.TargetUnfit(
             f"table {self.table}: {_columns(names)} the key and not unique", add
@@ -439,9 +445,11 @@ class TableReader:
             if not filled and column.get("autoincrement") is not True:
                 raise self._unfit(
                     name,
-                    "does not allow null, has no default and is not in the mapping,"
-                    ' so missing = "insert" cannot insert a document',
+                    "does not allow null, has no default and is not written,"
+                    " so no row can be inserted",
                     'give it a default, map it, or set missing = "park" or "ignore"',
+                    f"add the column {name!r} to the DataFrame, or give it a default:"
+                    f" ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} SET DEFAULT ...",
                 )
 
     def _check_guard(self, column: mapping.TargetColumn, is_time: bool) -> None:
@@ -452,6 +460,7 @@ class TableReader:
                 column.name,
                 f"is {column.declared}, but the guard compares integers and times",
                 f"change its type to {'a timestamp' if is_time else 'BIGINT'}",
+                "order by a column of integers or times, or by none",
             )
         if column.kind.precision < 6:
             name = self.quote(column.name)
@@ -488,10 +497,15 @@ class TableReader:
                 f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}",
                 "correct the name in the settings,"
                 " or add the column with: instep init --add-columns --execute",
+                f'rename the column of the DataFrame, leave it out: drop("{name}"),'
+                f" or ALTER TABLE {self.quoted} ADD {self.quote(name)} ...",
             )
         if column.get("computed") and written:
             raise self._unfit(
-                name, "is computed by the database and cannot be written", "map another column"
+                name,
+                "is computed by the database and cannot be written",
+                "map another column",
+                f'leave it out: drop("{name}")',
             )
         kind = self._kind(name, column["type"])
         if kind is None:
@@ -499,6 +513,7 @@ class TableReader:
                 name,
                 f"is {self._declared(name)}, a type that instep does not write",
                 self._unsupported_remedy(name, column["type"]),
+                f'leave it out: drop("{name}"), or change the type of the column',
             )
         collation = None
         if isinstance(kind, kinds.Text):
@@ -663,8 +678,11 @@ class TableReader:
 
     # --- words ---------------------------------------------------------------------------------
 
-    def _unfit(self, column: str, problem: str, remedy: str = "") -> errors.TargetUnfit:
-        return errors.TargetUnfit(f"table {self.table}: column {column!r} {problem}", remedy)
+    def _unfit(
+        self, column: str, problem: str, remedy: str = "", sink_remedy: str = ""
+    ) -> errors.TargetUnfit:
+        what = f"table {self.table}: column {column!r} {problem}"
+        return errors.TargetUnfit(what, remedy, sink_remedy)
 
     def _set_not_null(self, name: str, column: mapping.TargetColumn) -> str:
         alter = f"ALTER TABLE {self.quoted}"

@@ -86,7 +86,8 @@ def decide(
         raise errors.CheckpointReplaced(
             f"sink {sink!r} has batch {stored.batch_id} of query {stored.query_id},"
             f" but this is batch {batch.batch_id} of query {batch.query_id}",
-            "if the checkpoint was replaced on purpose, let the sink accept the new query:"
+            "if both queries write to the table, give each sink a name of its own: `name`;"
+            " if the checkpoint was replaced on purpose, let the sink accept the new query:"
             f" {_adopt(sink)}; then start it again",
         )
     if batch.batch_id > stored.batch_id + 1:

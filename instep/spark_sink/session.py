@@ -17,7 +17,7 @@ from instep import errors, sinks
 from instep.document.showing import counted
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
-from instep.spark_sink import targets
+from instep.spark_sink import remedies, targets
 from instep.spark_sink.decision import IncomingBatch
 from instep.spark_sink.definition import SinkDefinition
 from instep.spark_sink.merge import Merge, MergeResult, TaskMessage
@@ -159,5 +159,5 @@ def session_of(definition: SinkDefinition, schema: SinkSchema) -> Iterator[SinkS
             oldest = next(iter(_sessions))
             if not _sessions[oldest].lock.locked():
                 _sessions.pop(oldest).close()
-    with found.lock:
+    with found.lock, remedies.in_terms_of_a_sink():
         yield found

@@ -49,7 +49,7 @@ def inspect(definition: SinkDefinition, schema: spark.StructType) -> list[Target
         try:
             target = inspection.inspect(definition.journal_name(table), pipeline)
         except errors.TargetUnfit as unfit:
-            raise errors.TargetUnfit(unfit.what, _remedy(unfit.remedy)) from unfit
+            raise errors.TargetUnfit(unfit.what, unfit.sink_remedy) from unfit
         for column in (*target.mapping.keys, *target.mapping.columns):
             _check_type(table, column, fields[column.name])
         found.append(
@@ -140,16 +140,6 @@ def _check_type(table: SinkTable, column: TargetColumn, kind: spark.DataType) ->
         f" but {column.declared} in table {table.table}",
         f'convert it: withColumn("{column.name}", {converted})',
     )
-
-
-def _remedy(text: str) -> str:
-    converted = f'col("{column.name}").cast("...")'
-    if isinstance(kind, spark.VariantType) and isinstance(column.kind, (kinds.Json, kinds.Text)):
-        converted = f'to_json("{column.name}")'
-    """Return a remedy in the terms of a sink, which has no settings file."""
-    if "in the settings" in text or "instep init" in text:
-        return "select or rename the DataFrame's columns, or change the table"
-    return text
 
 
 class SinkSchema(msgspec.Struct, frozen=True):

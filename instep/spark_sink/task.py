@@ -14,7 +14,7 @@ from instep.pipeline.apply.batch import ProbeEvent, find_probe
 from instep.sinks.batches import Batches
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
-from instep.spark_sink import encoding
+from instep.spark_sink import encoding, remedies
 from instep.spark_sink.definition import SinkDefinition
 from instep.spark_sink.merge import TaskMessage
 from instep.waiting import retrying
@@ -92,20 +92,19 @@ class _Stage:
 
     def add(self, chunks: Sequence[bytes]) -> None:
         """Stage chunks in a transaction."""
-        retrying(
-            lambda: self._add(chunks),
-            lambda error: isinstance(error, errors.Transient),
-            tries_max=TRIES_MAX,
-        )
-        self.count += len(chunks)
+        with remedies.in_terms_of_a_sink():
+            self.count += retrying(
+                lambda: self._add(chunks),
+                lambda error: isinstance(error, errors.Transient),
+                tries_max=TRIES_MAX,
+            )
 
-    def _add(self, chunks: Sequence[bytes]) -> None:
+    def _add(self, chunks: Sequence[bytes]) -> int:
         if self._sink is None:
             self._sink = sinks.open_sink(self._target)
         with self._sink.transaction():
-            Batches(self._sink.connection, self._definition.name).stage(
-                self.token, self._run_id, self._batch_id, self.count, chunks
-            )
+            state = Batches(self._sink.connection, self._definition.name)
+            return state.stage(self.token, self._run_id, self._batch_id, self.count, chunks)
 
     def close(self) -> None:
         if self._sink is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from instep import errors
 from instep.sinks import batches
 from instep.sinks.batches import Batches
-from instep.spark_sink import definition
+from instep.spark_sink import definition, task
 from instep.spark_sink.decision import BatchStep, IncomingBatch
 from instep.spark_sink.merge import TaskMessage
 from tests.support.databases import KINDS, run_sql
@@ -273,9 +274,53 @@ def test_lost_staged_rows_are_noticed(url: str, query: Callable[..., SinkQuery])
     one = query()
     lost = TaskMessage("query", "run", "2:00", [], "gone", 3)
 
-    with pytest.raises(errors.StagingLost, match="staged 3 chunks"):
+    with pytest.raises(errors.StagingLost, match="staged 3 pieces"):
         one.merge(0, [one.message([row(1)]), lost])
     assert orders(url) == []
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+def test_a_staged_row_above_the_packet_size_is_a_refused_row(url: str, on_error: str) -> None:
+    if not url.startswith(("mysql", "mariadb")):
+        pytest.skip("only MariaDB and MySQL limit the size of a packet")
+    [(before,)] = run_sql(url, "SELECT @@GLOBAL.max_allowed_packet")
+    run_sql(url, "DROP TABLE IF EXISTS notes")
+    run_sql(url, "CREATE TABLE notes (id INTEGER PRIMARY KEY, note LONGTEXT)")
+    schema = pa.schema([("id", pa.int32()), ("note", pa.string())])
+    # text that cannot be compressed much
+    large = random.Random(1).randbytes(1_500_000).hex()
+    rows: list[dict[str, Any]] = [{"id": 1, "note": "short"}, {"id": 2, "note": large}]
+    run_sql(url, "SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        one = SinkQuery(url, definition.table("notes", key="id"), schema=schema, on_error=on_error)
+        message = one.message(rows)
+        stage = task._Stage(one.definition, one.session.inspect()[0], "run", 0)
+        stage.add(message.chunks)
+        stage.close()
+        staged = TaskMessage("query", "run", message.digest, [], stage.token, stage.count)
+        assert stage.count > len(message.chunks)
+
+        if on_error == "stop":
+            with pytest.raises(errors.RowRefused, match="RECORD_TOO_LARGE"):
+                one.merge(0, [staged])
+        else:
+            assert one.merge(0, [staged]).reasons == {"RECORD_TOO_LARGE": 1}
+            assert run_sql(url, "SELECT id, note FROM notes") == [(1, "short")]
+        one.close()
+    finally:
+        run_sql(url, f"SET GLOBAL max_allowed_packet = {before}")
+
+
+def test_large_chunks_are_staged_in_pieces(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    one.write(0, [row(9)])
+    chunks = [b"a" * (2 * batches.PIECE_BYTES + 1), b"b" * batches.PIECE_BYTES, b"", b"c"]
+    with one.session_open() as opened:
+        state = Batches(opened.connection, "orders")
+        count = state.stage("token", "run", 1, 0, chunks)
+        found = list(state.staged("token", count))
+
+    assert (count, found) == (6, chunks)
 
 
 def test_a_refused_row_stops_the_query_and_nothing_is_written(
@@ -293,9 +338,13 @@ def test_refused_rows_are_parked_and_the_others_written(
 ) -> None:
     one = query(on_error="park")
     result = one.write(0, [row(1), row(2, "bad"), {**row(3), "order_id": None}, row(4)])
+    [warning] = caplog.messages
     one.write(1, [row(2, "good", 2), row(4, "sent", 2)])
 
     assert result.quarantined == 2
+    assert "sink 'orders', batch 0: 2 of 4 rows went to quarantine" in warning
+    assert "(REFUSED_BY_TARGET: 1, WRONG_TYPE: 1)" in warning
+    assert caplog.messages[1].count("1 of 2 rows went to quarantine (WAITS_BEHIND: 1)") == 1
     assert orders(url) == [(1, "new", 1), (4, "sent", 2)]
     reasons = run_sql(url, "SELECT document, reason FROM instep_parked ORDER BY reason")
     assert reasons == [("2", "REFUSED_BY_TARGET"), ("2", "WAITS_BEHIND")]
@@ -323,55 +372,6 @@ def two_tables(url: str) -> SinkQuery:
     )
 
 
-def both(order_id: int, status: str, *items: str) -> dict[str, Any]:
-    lines = [
-        {"order_id": order_id, "line_no": number, "item": item} for number, item in enumerate(items)
-    ]
-    return {"o": {"order_id": order_id, "status": status}, "l": lines}
-
-
-def test_a_parent_and_its_lines_are_one_transaction(url: str) -> None:
-    one = two_tables(url)
-    one.write(0, [both(1, "new", "ink", "paper"), both(2, "new"), {"o": None, "l": None}])
-    with pytest.raises(errors.RowRefused):
-        one.write(1, [both(1, "sent", "x" * 21)])
-    one.close()
-
-    assert orders(url) == [(1, "new", None), (2, "new", None)]
-    [warning] = caplog.messages
-    lines = run_sql(url, "SELECT order_id, line_no, item FROM order_lines ORDER BY line_no")
-    assert lines == [(1, 0, "ink"), (1, 1, "paper")]
-
-    assert "sink 'orders', batch 0: 2 of 4 rows went to quarantine" in warning
-    assert "(REFUSED_BY_TARGET: 1, WRONG_TYPE: 1)" in warning
-    assert caplog.messages[1].count("1 of 2 rows went to quarantine (WAITS_BEHIND: 1)") == 1
-
-def test_a_lost_connection_is_opened_again(url: str, query: Callable[..., SinkQuery]) -> None:
-    one = query()
-    one.write(0, [row(1)])
-    with pytest.raises(errors.DatabaseUnreachable), one.session_open() as opened:
-        opened.close()
-
-    one.write(1, [row(2)])
-
-    assert len(orders(url)) == 2
-
-
-@pytest.mark.parametrize(
-    ("schema", "table", "problem"),
-    [
-        (ROW, {"key": "status"}, "not unique"),
-        (ROW, {"key": "id"}, "the DataFrame has no column 'id'"),
-        (UNORDERED, {"key": "order_id", "order": "version"}, "has no column 'version'"),
-        (UNORDERED, {"key": "order_id", "delete_when": "status"}, "not boolean"),
-        (UNORDERED.append(pa.field("colour", pa.string())), {"key": "order_id"}, "colour"),
-        (pa.schema([("order_id", pa.int32()), ("status", pa.int32())]), {"key": "order_id"}, "int"),
-        (pa.schema([("order_id", pa.int32())]), {"key": "order_id"}, "no columns beside the key"),
-        (UNORDERED.append(pa.field("a.b", pa.string())), {"key": "order_id"}, "has a dot"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    url: str, schema: pa.Schema, table: dict[str, Any], problem: str
 def with_deletes(url: str, on_error: str = "stop") -> SinkQuery:
     order = pa.struct([("order_id", pa.int32()), ("status", pa.string()), ("gone", pa.bool_())])
     line = pa.struct([*BOTH.field("l").type.value_type, ("gone", pa.bool_())])
@@ -430,6 +430,51 @@ def test_a_key_of_several_tables_may_not_be_deleted_and_written_without_an_order
     one.close()
 
 
+def both(order_id: int, status: str, *items: str) -> dict[str, Any]:
+    lines = [
+        {"order_id": order_id, "line_no": number, "item": item} for number, item in enumerate(items)
+    ]
+    return {"o": {"order_id": order_id, "status": status}, "l": lines}
+
+
+def test_a_parent_and_its_lines_are_one_transaction(url: str) -> None:
+    one = two_tables(url)
+    one.write(0, [both(1, "new", "ink", "paper"), both(2, "new"), {"o": None, "l": None}])
+    with pytest.raises(errors.RowRefused):
+        one.write(1, [both(1, "sent", "x" * 21)])
+    one.close()
+
+    assert orders(url) == [(1, "new", None), (2, "new", None)]
+    lines = run_sql(url, "SELECT order_id, line_no, item FROM order_lines ORDER BY line_no")
+    assert lines == [(1, 0, "ink"), (1, 1, "paper")]
+
+
+def test_a_lost_connection_is_opened_again(url: str, query: Callable[..., SinkQuery]) -> None:
+    one = query()
+    one.write(0, [row(1)])
+    with pytest.raises(errors.DatabaseUnreachable), one.session_open() as opened:
+        opened.close()
+
+    one.write(1, [row(2)])
+
+    assert len(orders(url)) == 2
+
+
+@pytest.mark.parametrize(
+    ("schema", "table", "problem"),
+    [
+        (ROW, {"key": "status"}, "not unique"),
+        (ROW, {"key": "id"}, "the DataFrame has no column 'id'"),
+        (UNORDERED, {"key": "order_id", "order": "version"}, "has no column 'version'"),
+        (UNORDERED, {"key": "order_id", "delete_when": "status"}, "not boolean"),
+        (UNORDERED.append(pa.field("colour", pa.string())), {"key": "order_id"}, "colour"),
+        (pa.schema([("order_id", pa.int32()), ("status", pa.int32())]), {"key": "order_id"}, "int"),
+        (pa.schema([("order_id", pa.int32())]), {"key": "order_id"}, "no columns beside the key"),
+        (UNORDERED.append(pa.field("a.b", pa.string())), {"key": "order_id"}, "has a dot"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    url: str, schema: pa.Schema, table: dict[str, Any], problem: str
 ) -> None:
     one = SinkQuery(url, definition.table("orders", **table), schema=schema)
 
