@@ -27,6 +27,8 @@ OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 PART, NULL = "\x1f", "\x1e"
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+# Maps have no order: after a shuffle, an equal one may have its entries in another.
+_encode_sorted = msgspec.json.Encoder(decimal_format="number", order="sorted").encode
 _pack = msgspec.msgpack.Encoder().encode
 
 Convert = Callable[[Any], Any]
@@ -113,8 +115,6 @@ def json_rows(rows: pa.RecordBatch, table: SinkTable) -> Iterator[tuple[bytes, b
         yield _encode(convert(row) if convert else row), is_delete
 
 
-def _packed(number: int, rows: pa.RecordBatch) -> bytes:
-    written = io.BytesIO()
 def split(rows: pa.RecordBatch, delete_when: str, *, deletes: bool) -> pa.RecordBatch | None:
     """Return the rows that delete their key, or all others; None if there are none.
 
@@ -128,6 +128,8 @@ def split(rows: pa.RecordBatch, delete_when: str, *, deletes: bool) -> pa.Record
     return found if found.num_rows else None
 
 
+def _packed(number: int, rows: pa.RecordBatch) -> bytes:
+    written = io.BytesIO()
     with pa.ipc.new_stream(written, rows.schema, options=OPTIONS) as stream:
         stream.write_batch(rows)
     return _pack(RowChunk(number, written.getvalue()))
@@ -154,7 +156,7 @@ def _hashed_rows(number: int, rows: pa.RecordBatch) -> Iterable[bytes]:
         return found
     convert = _converter(pa.struct(list(rows.schema)), _rough_float)
     prefix = b"%d " % number
-    return [prefix + _encode(convert(row) if convert else row) for row in rows.to_pylist()]
+    return [prefix + _encode_sorted(convert(row) if convert else row) for row in rows.to_pylist()]
 
 
 def _is_simple(kind: pa.DataType) -> bool:

@@ -84,6 +84,16 @@ def test_the_digest_ignores_the_order_of_rows_and_the_last_digits_of_sums() -> N
     assert one != different
 
 
+def test_the_digest_ignores_the_order_of_entries_of_a_map() -> None:
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.map_(pa.string(), pa.int64()))])
+
+    def digest(*entries: tuple[str, int]) -> str:
+        return str(encoded([{"id": 1, "tags": entries}], schema=schema)[2])
+
+    assert digest(("a", 1), ("b", 2)) == digest(("b", 2), ("a", 1))
+    assert digest(("a", 1), ("b", 2)) != digest(("a", 2), ("b", 1))
+
+
 def test_the_digests_of_tasks_make_that_of_the_batch() -> None:
     whole = encoded([{"id": 1}, {"id": 2}, {"id": 3}])[2]
     parts = [encoded([{"id": 3}])[2], encoded([{"id": 1}, {"id": 2}])[2]]
