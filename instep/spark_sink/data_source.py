@@ -50,6 +50,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     # A commit inspects the tables itself. An abort must not fail: Spark would only report that.
     if COMMIT_WORKER not in sys.modules:
         writer.check()
+        if warning := definition.unsafe_checkpoint(options):
+            session.log.warning("%s", warning)
     return writer
 
 

@@ -14,6 +14,9 @@ OnError = Literal["stop", "park"]
 
 # Spark passes these on to a data source, whatever it is.
 SPARK_OPTIONS = ("checkpointlocation", "queryname", "path")
+# Schemes of file systems on which two drivers can overwrite each other's plan of a batch: a file
+# is not created atomically there.
+NOT_ATOMIC = ("s3", "s3a", "s3n", "gs", "oss", "cosn", "obs", "swift", "wasb", "wasbs")
 SINK_OPTIONS = ("url", "name", "on_error")
 TABLE_OPTIONS = ("table", "key", "order", "delete_when")
 NAME_CHARACTERS_MAX = 100
@@ -176,6 +179,22 @@ def from_options(options: Mapping[str, str]) -> SinkDefinition:
         tables,
         name=given.get("name"),
         on_error=given.get("on_error", "stop"),
+    )
+
+
+def unsafe_checkpoint(options: Mapping[str, str]) -> str | None:
+    """Return the warning for a checkpoint that two drivers may use without noticing each other.
+
+    Only an option of the query is known here, not `spark.sql.streaming.checkpointLocation`.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    scheme = given.get("checkpointlocation", "").partition("://")[0].lower()
+    if scheme not in NOT_ATOMIC:
+        return None
+    return (
+        f"the checkpoint is on {scheme}://, which creates no file atomically: if two drivers use it"
+        " at the same time, rows can be lost unnoticed. Let a supervisor start only one, put the"
+        " checkpoint on another file system, or use foreachBatch(instep.sink(...)), which notices"
     )
 
 

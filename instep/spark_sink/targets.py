@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from pyspark.sql import types as spark
 
@@ -10,9 +12,9 @@ from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.sinks import batches, inspection
 from instep.sinks.target import Target
+from instep.spark_sink import quarantine
 from instep.spark_sink.definition import SinkDefinition, SinkTable
 
-from instep.spark_sink import quarantine
 NUMBERS = (kinds.Float, kinds.Numeric, kinds.Json)
 # The kinds of columns that take the values of a Spark type.
 ACCEPTED: dict[type[spark.DataType], tuple[type[kinds.ColumnKind], ...]] = {
@@ -93,6 +95,12 @@ def rows_of(table: SinkTable, schema: spark.StructType) -> dict[str, spark.DataT
             )
         fields = kind
     columns = {field.name: field.dataType for field in fields}
+    for name, count in Counter(fields.fieldNames()).items():
+        if count > 1:
+            raise errors.SettingsError(
+                f"the rows of table {table.table!r} have {count} columns {name!r}",
+                "drop or rename one of them: a join keeps the columns of both sides",
+            )
     for name in (*table.key, *filter(None, (table.order, table.delete_when))):
         _type_of(name, fields)
     for name in columns:
@@ -135,6 +143,9 @@ def _check_type(table: SinkTable, column: TargetColumn, kind: spark.DataType) ->
         is_whole = isinstance(kind, spark.DecimalType) and kind.scale == 0
         if is_whole or (isinstance(kind, spark.BooleanType) and column.kind.is_boolean):
             return
+    converted = f'col("{column.name}").cast("...")'
+    if isinstance(kind, spark.VariantType) and isinstance(column.kind, (kinds.Json, kinds.Text)):
+        converted = f'to_json("{column.name}")'
     raise errors.TargetUnfit(
         f"column {column.name!r} is {kind.simpleString()} in the DataFrame,"
         f" but {column.declared} in table {table.table}",

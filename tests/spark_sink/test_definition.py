@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import types as spark
 
 from instep import errors
-from instep.spark_sink import definition
+from instep.settings.pipeline_checks import check_pipeline
+from instep.spark_sink import definition, targets
 from instep.spark_sink.definition import SinkTable, from_options
 
 GIVEN = {"url": "sqlite:///t.db", "table": "orders", "key": "order_id"}
@@ -78,3 +80,36 @@ def test_several_tables_need_a_column_each() -> None:
 
     with pytest.raises(errors.SettingsError, match="table 'lines' has no column"):
         definition.define("sqlite:///t.db", tables)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "is_unsafe"),
+    [
+        ("s3a://bucket/checkpoint", True),
+        ("S3://bucket/checkpoint", True),
+        ("hdfs://names/checkpoint", False),
+        ("abfss://container@account/checkpoint", False),
+        ("/checkpoints/s3a", False),
+        ("", False),
+    ],
+)
+def test_a_checkpoint_that_is_not_atomic_gets_a_warning(checkpoint: str, is_unsafe: bool) -> None:
+    warning = definition.unsafe_checkpoint({"checkpointLocation": checkpoint})
+
+    assert (warning is not None) is is_unsafe
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    fields = [spark.StructField(name, spark.IntegerType()) for name in ("id", "status", "id")]
+
+    with pytest.raises(errors.SettingsError, match="table 'orders' have 2 columns 'id'"):
+        targets.rows_of(SinkTable("orders", ("id",)), spark.StructType(fields))
+
+
+def test_no_pipeline_has_the_name_of_a_sink_in_the_journal() -> None:
+    defined = from_options(GIVEN)
+    name = defined.journal_name(defined.tables[0])
+    declared = defined.tables[0].pipeline_settings("sqlite:///t.db", ["order_id", "status"])
+
+    with pytest.raises(errors.SettingsError, match="belongs to a Spark sink"):
+        check_pipeline(name, declared)
