@@ -1,4 +1,4 @@
-"""`instep sink`: list and adopt the sinks of Spark streams in a database."""
+"""`instep sink`: list, adopt and forget the sinks of Spark streams in a database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import settings
+from instep import errors, settings
 from instep.cli import help as help_pages
 from instep.cli import output
 from instep.cli.options import AsJson, Debug, Execute, RequiredSinkUrl
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from instep.sinks.batches import StoredSink
 
 app = help_pages.command_group(
-    "sink", "List the sinks of Spark streams, and let a new query continue one."
+    "sink", "List the sinks of Spark streams, let a new query continue one, or forget one."
 )
 
 
@@ -76,6 +76,40 @@ def adopt(
         output.say(f"the sinks of this database are: {', '.join(sorted(found))}")
     if execute:
         output.say("done; start the query again")
+    else:
+        output.say_dry_run()
+
+
+@app.command()
+def forget(
+    name: Annotated[str, typer.Argument(help="The sink, as `instep sink list` shows it.")],
+    url: RequiredSinkUrl,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Remove everything that instep keeps about a sink whose query is gone.
+
+    That is also its quarantine. The rows that the sink has written stay. End the query first: its
+    next batch would stop with BATCHES_MISSING.
+    """
+    from instep.sinks import batches
+
+    where = settings.expanded(url, "--url", os.environ)
+    found = batches.stored_sinks(where)
+    if name not in found:
+        raise errors.SettingsError(
+            f"the database has no sink {name!r}{settings.nearest(name, found)}",
+            "see its sinks: instep sink list --url URL",
+        )
+    removed = batches.forget(where, name, execute=execute)
+    if as_json:
+        output.print_json({"sink": name, "removed": removed, "executed": execute})
+    else:
+        typer.echo(f"{name} {_so_far(found[name])}")
+        typer.echo(output.table(("TABLE", "ROWS"), list(removed.items())))
+    if execute:
+        output.say(f"done; the sink {name} is forgotten")
     else:
         output.say_dry_run()
 

@@ -136,6 +136,37 @@ def test_dead_letters_are_dropped_and_replayed_only_with_an_order(url: str, tmp_
     query.close()
 
 
+def test_a_sink_is_forgotten_with_its_quarantine(url: str, tmp_path: Path) -> None:
+    table = definition.table("orders", key="order_id", order="version", delete_when="gone")
+    kept, gone = (
+        SinkQuery(url, table, schema=ROW, on_error="park", name=name) for name in ("kept", "gone")
+    )
+    for number, query in enumerate((kept, gone), start=81):
+        query.write(0, [row(number, "bad", 1), row(None, "new", 1), row(89, "new", 1)])
+        query.close()
+    forget = ("sink", "forget", "gone", "--url", url)
+
+    planned = cli.instep(tmp_path, *forget)
+    assert (planned.returncode, "Dry run" in planned.stderr) == (0, True)
+    assert "instep_dead_letters" in planned.stdout
+    assert "gone" in cli.instep(tmp_path, "sink", "list", "--url", url).stdout
+    assert cli.instep(tmp_path, *forget, "--execute").returncode == 0
+
+    for name, column in (
+        ("instep_sinks", "sink"),
+        ("instep_sink_runs", "sink"),
+        ("instep_batches", "sink"),
+        ("instep_sink_tables", "sink"),
+        ("instep_parked", "pipeline"),
+        ("instep_dead_letters", "pipeline"),
+    ):
+        left = run_sql(url, f"SELECT {column} FROM {name} WHERE {column} LIKE '%gone'")
+        assert left == []
+        assert run_sql(url, f"SELECT 1 FROM {name} WHERE {column} LIKE '%kept'") != []
+    assert run_sql(url, "SELECT order_id FROM orders WHERE order_id = 89") == [(89,)]
+    assert "no sink 'gone'" in cli.refused(tmp_path, *forget)
+
+
 def test_a_database_without_sinks_says_so(tmp_path: Path) -> None:
     empty = f"sqlite:///{tmp_path}/empty.db"
     run_sql(empty, PLAIN)
