@@ -112,7 +112,8 @@ class _Planned(msgspec.Struct, frozen=True):
             running.query_id,
             running.run_id,
             decision.planned(
-                _offsets(execution.committedOffsets()), _offsets(execution.availableOffsets())
+                _offsets(execution, execution.committedOffsets()),
+                _offsets(execution, execution.availableOffsets()),
             ),
             running.is_complete,
         )
@@ -172,14 +173,18 @@ def _running(rows: DataFrame) -> _Running | None:
     return found
 
 
-def _offsets(progress: Any) -> str:
-    """Return the offsets of each source as JSON, in the order of the sources."""
-    pairs = progress.iterator()
-    found = []
-    while pairs.hasNext():
-        pair = pairs.next()
-        found.append(f"{pair._1().toString()}={_canonical(pair._2().json())}")
-    return ";".join(sorted(found))
+def _offsets(execution: Any, progress: Any) -> str:
+    """Return the offsets of each source as JSON, in the order of the sources in the query.
+
+    A source is known by its place, as in Spark's own log: its name may have the address of an
+    object, which is another one in each run.
+    """
+    sources, found = execution.sources(), []
+    for number in range(sources.size()):
+        offset = progress.get(sources.apply(number))
+        if offset.isDefined():
+            found.append(f"{number}={_canonical(offset.get().json())}")
+    return ";".join(found)
 
 
 def _canonical(offsets: str) -> str:
