@@ -8,11 +8,13 @@ behind the same position: one of them reads the table again, and finds the posit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -258,7 +260,32 @@ class ArchiveTable:
         self._retried(attempt)
 
     def vacuum(self, retention_hours: int, *, execute: bool) -> list[str]:
-        """Remove files that no version of the last hours needs, half-written ones included."""
+        """Remove files that no version of the last hours needs, half-written ones included.
+
+        With 0 hours, everybody who writes is fenced.
+        """
+        if execute and retention_hours == 0:
+            return self._vacuum_now()
+        return self._vacuum(retention_hours, execute=execute)
+
+    def _vacuum_now(self) -> list[str]:
+        """Remove every file that this version does not need.
+
+        What a writer has written and not yet committed looks like such a file. So everybody who
+        writes is fenced first. A new writer may begin at any time: only files that were there
+        before are removed.
+        """
+        before = self._vacuum(0, execute=False)
+        self.take_epoch({})
+        unneeded = set(self._vacuum(0, execute=False))
+        removed = [path for path in before if path in unneeded]
+        filesystem = self.location.filesystem()
+        for path in removed:
+            with contextlib.suppress(FileNotFoundError):
+                _translated(self.name, self.location, partial(filesystem.delete_file, path))
+        return removed
+
+    def _vacuum(self, retention_hours: int, *, execute: bool) -> list[str]:
         return _translated(
             self.name,
             self.location,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import settings, terminal
+from instep import errors, settings, terminal
 from instep.cli import completion, output, resources
 from instep.cli import help as help_pages
 from instep.cli.exit_status import HELD_BACK_STATUS
@@ -109,7 +109,8 @@ def vacuum(
         typer.Option(
             min=0,
             metavar="HOURS",
-            help="Keep what the table needed in these hours. Default: `vacuum_after_hours`.",
+            help="Keep what the table needed in these hours; 0 fences a running archive."
+            " Default: `vacuum_after_hours`.",
         ),
     ] = None,
     execute: Execute = False,
@@ -119,11 +120,11 @@ def vacuum(
 ) -> None:
     """Remove files that the table no longer needs, also those of interrupted writers.
 
-    Before you use --hours 0, stop the archive and all its readers.
+    Before you use --hours 0, stop the archive and all its readers: a run of it ends as FENCED.
     """
     declared = settings.load(GLOBAL.config)
     one, table = settings.archive(declared, archive), _table(declared, archive)
-    kept = one.vacuum_after_hours if hours is None else hours
+    kept = _kept_hours(archive, one, hours)
     with terminal.busy(sys.stderr, f"{archive}: looking for files that no version needs"):
         files = table.vacuum(kept, execute=execute)
     if as_json:
@@ -133,6 +134,16 @@ def vacuum(
         output.say(f"{archive}: {counted(len(files), 'file')} {verb}")
     if files and not execute:
         output.say_dry_run()
+
+
+def _kept_hours(name: str, archive: settings.Archive, hours: int | None) -> int:
+    """Return for how many hours files are kept; refuse the setting that means `never`."""
+    if hours is None and not archive.vacuum_after_hours:
+        raise errors.SettingsError(
+            f"archives.{name}.vacuum_after_hours is 0: files are never removed",
+            "say what to keep: --hours 168",
+        )
+    return archive.vacuum_after_hours if hours is None else hours
 
 
 def reconcile(declared: settings.Settings, archive: str, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from instep.cli.output import DRY_RUN
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.local.broker import LocalCluster
-from tests.support import cli
+from tests.support import archives, cli
 from tests.support.databases import run_sql
 
 ARCHIVE = """
@@ -119,6 +119,22 @@ def test_a_load_does_not_read_the_folder_of_an_archive(tmp_path: Path) -> None:
     assert "a load from an archive makes no comparison" in problem
     problem = cli.refused(tmp_path, "load", "contracts", "--from", "x.csv", "--skip-lost")
     assert "--skip-lost is for --from archive:NAME" in problem
+
+
+def test_a_vacuum_that_never_happens_needs_its_hours(tmp_path: Path) -> None:
+    text = cli.settings_text(bootstrap="127.0.0.1:1", topic="print-status")
+    never = ARCHIVE.format(topic="print-status") + "vacuum_after_hours = 0\n"
+    (tmp_path / "instep.toml").write_text(text + never, encoding="utf-8")
+    archives.created(tmp_path / "archive")
+    half = tmp_path / "archive" / "half.parquet"
+    half.write_bytes(b"half")
+
+    problem = cli.refused(tmp_path, "archive", "vacuum", "history", "--execute")
+    assert "vacuum_after_hours is 0: files are never removed" in problem
+    kept = cli.reported(tmp_path, "archive", "vacuum", "history", "--hours", "168", "--execute")
+    assert (kept["files"], half.exists()) == ([], True)
+    gone = cli.reported(tmp_path, "archive", "vacuum", "history", "--hours", "0", "--execute")
+    assert (gone["files"], half.exists()) == (["half.parquet"], False)
 
 
 def test_an_archive_that_never_ran_has_no_table(tmp_path: Path, broker: LocalCluster) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from instep import errors
 from instep.archive import table
 from instep.archive.files import locate
 from instep.archive.reader import ArchiveReader
+from instep.archive.table import ArchiveTable
 from instep.kafka.offsets import LogRecord
 from tests.support.archives import (
     DAY_MS,
@@ -107,6 +109,51 @@ def test_an_older_epoch_is_fenced(tmp_path: Path) -> None:
     with pytest.raises(errors.Fenced, match="epoch 2 is newer than 1"):
         old.commit()
     assert archived(tmp_path) == []
+
+
+def test_a_vacuum_of_everything_loses_no_row_of_a_running_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs when the file is written and not yet committed."""
+    created(tmp_path)
+    archive(tmp_path, record(0))
+    one = writer(tmp_path)
+    one.add(0, [record(1)])
+    append = ArchiveTable.append
+
+    def vacuumed(self: ArchiveTable, *arguments: Any) -> None:
+        assert len(opened(tmp_path).vacuum(0, execute=True)) == 1
+        append(self, *arguments)
+
+    monkeypatch.setattr(ArchiveTable, "append", vacuumed)
+    with pytest.raises(errors.Fenced):
+        one.commit()
+    monkeypatch.undo()
+    archive(tmp_path, record(1))
+    assert archived(tmp_path) == [0, 1]
+
+
+def test_a_vacuum_of_everything_leaves_what_is_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(tmp_path)
+    (tmp_path / "day=2025-11-18").mkdir()
+    (tmp_path / "day=2025-11-18/half.parquet").write_bytes(b"half")
+    take_epoch = ArchiveTable.take_epoch
+
+    def taken(self: ArchiveTable, *arguments: Any) -> int:
+        epoch = take_epoch(self, *arguments)
+        newer = writer(tmp_path)
+        newer._epoch = take_epoch(opened(tmp_path), {})
+        newer.add(0, [record(0)])
+        newer.commit()
+        (tmp_path / "day=2025-11-18/newer.parquet").write_bytes(b"not committed yet")
+        return epoch
+
+    monkeypatch.setattr(ArchiveTable, "take_epoch", taken)
+    assert opened(tmp_path).vacuum(0, execute=True) == ["day=2025-11-18/half.parquet"]
+    assert archived(tmp_path) == [0]
+    assert (tmp_path / "day=2025-11-18/newer.parquet").exists()
 
 
 def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path: Path) -> None:
