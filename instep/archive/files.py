@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from instep import errors
 from instep.archive.columns import DAY, IN_FILES
 
 NO_DAY = "__HIVE_DEFAULT_PARTITION__"  # what every reader of Delta tables takes for null
@@ -26,6 +27,8 @@ COMPRESSION_LEVEL = 1
 SCHEME = "://"
 # the variables from which deltalake takes addresses and credentials of object stores
 STORE_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
+# It lets one writer overwrite the commit of another.
+UNSAFE_VARIABLE = "AWS_S3_ALLOW_UNSAFE_RENAME"
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -57,6 +60,11 @@ def locate(path: str, environ: Mapping[str, str] = os.environ) -> Location:
     """Return the location of a path, with the credentials that the environment has for it."""
     if SCHEME not in path:
         return Location(path)
+    if environ.get(UNSAFE_VARIABLE):
+        raise errors.SettingsError(
+            f"{UNSAFE_VARIABLE} is set: two writers could overwrite each other's commits in {path}",
+            f"unset {UNSAFE_VARIABLE}: instep needs a store with conditional writes",
+        )
     options = {name: value for name, value in environ.items() if name.startswith(STORE_VARIABLES)}
     return Location(path, options)
 
