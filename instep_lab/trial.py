@@ -599,7 +599,8 @@ class Trial:
     ) -> float:
         """Send records at full speed, without a history; return the seconds it took.
 
-        The end of the log says whether it has all of them: see `check_clients`.
+        The time to connect, which ends with the first record, does not count. The end of the log
+        says whether it has all of them: see `check_clients`.
         """
         partitions = layout.read_topic(self.cluster.kafka, topic).partitions
         with self.expect_records(topic, len(partitions), count):

@@ -156,7 +156,7 @@ def _is_near(round_s: float) -> bool | None:
     statement="An ordinary server handles 100,000 records per second",
     method=(
         "One publisher sends records of 100 bytes with keys, idempotent and with acks=all, to 4 "
-        "partitions. Measure the records per second from the first to the last acknowledgement. "
+        "partitions. Measure the records per second from the first acknowledgement to the last. "
         "The best round counts."
     ),
     advice=(

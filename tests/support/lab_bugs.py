@@ -622,7 +622,7 @@ def _mix_up(patch: Patch, name: str) -> None:
         release, found = report(*args)
         names = list(found)
         return release, {
-            one: found[other] for one, other in zip(names, [*names[1:], names[0]], strict=True)
+            one: found[other] for one, other in zip(names, names[1:] + names[:1], strict=True)
         }
 
     patch(defaults, name, broken)
