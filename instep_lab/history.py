@@ -54,8 +54,8 @@ class ClientOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One operation, recorded when it ended or was given up.
 
     Times are those of the monotonic clock of one machine. `sender` is the producer that handed the
-    record over, as its `sequence`-th one; a reader finds both in the record, and its timestamp,
-    which the sender learns with the acknowledgement.
+    record over, as its `sequence`-th one; a reader finds both in the record, and its timestamp.
+    Of a send, the timestamp is the time of day at which the record was handed over.
     """
 
     kind: OperationKind

@@ -6,7 +6,7 @@ append-only log can be checked for nothing:
     gap        within one assignment, offsets increase by one
     unplaced   an acknowledgement tells the offset
     elsewhere  an acknowledged record is at the offset that was acknowledged
-    misdated   a reader finds the timestamp that the sender of the record was told
+    misdated   a reader finds a timestamp between the hand-over of the record and the answer
     disputed   all readers find the same record at an offset
     unsent     what is read was sent
     disorder   a sender hands over the records of a key in the order of their numbers
@@ -34,6 +34,7 @@ from instep_lab import history
 from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 
 EXAMPLES_MAX = 5
+CLOCK_MS = 10  # by which two readings of a clock may differ from the order of what they time
 # The controls that say whether the records of a claim were checked.
 CLIENTS_CHECKED = "the clients did what they recorded, and read the log as it is"
 LOG_CHECKED = "the log has every record that was sent at full speed, and no more"
@@ -81,7 +82,8 @@ class Expected:
 
     Members are consumers by group and name, senders are producers by name. `knows_commits` has the
     groups whose members record every commit that they try, and `sends_once` the topics that only
-    idempotent producers write to. `gaps_allowed` is for logs that have gaps themselves: after
+    idempotent producers write to. Senders in `sets_timestamps` have the clock of the readers.
+    `gaps_allowed` is for logs that have gaps themselves: after
     transactions and compaction. After a lost disk, a log may begin again at offset 0: what was
     acknowledged there says nothing.
     """
@@ -95,6 +97,7 @@ class Expected:
     learns_offsets: Collection[str] = ()
     sends_keys: Collection[str] = ()
     sends_once: Collection[str] = ()
+    sets_timestamps: Collection[str] = ()
     gaps_allowed: bool = False
     disk_lost: bool = False
 
@@ -107,7 +110,7 @@ def check(operations: Sequence[ClientOperation], expected: Expected) -> Checked:
         *_out_of_sequence(operations, gaps_allowed=has_gaps),
         *_unplaced(operations, expected.learns_offsets),
         *(() if expected.disk_lost else _elsewhere(operations)),
-        *(() if expected.disk_lost else _misdated(operations)),
+        *(() if expected.disk_lost else _misdated(operations, expected.sets_timestamps)),
         *_disputed(operations),
         *_unsent(operations),
         *_disordered(operations),
@@ -176,19 +179,29 @@ def _elsewhere(operations: Sequence[ClientOperation]) -> Iterator[str]:
             )
 
 
-def _misdated(operations: Sequence[ClientOperation]) -> Iterator[str]:
-    """Yield records that were read with another timestamp than the one that was acknowledged."""
-    told: dict[Place, int] = {}
+def _misdated(
+    operations: Sequence[ClientOperation], sets_timestamps: Collection[str]
+) -> Iterator[str]:
+    """Yield records with a timestamp before their hand-over or after the answer.
+
+    The timestamp that the sender is told says less: for a repeat that the broker has recognised, it
+    is that of the last record of the batch.
+    """
+    sent: dict[Place, tuple[int, int]] = {}
     for one in history.of(operations, OperationKind.SEND):
-        if one.timestamp_ms is not None and (place := _place(one)):
-            told[place] = one.timestamp_ms
-    for one in operations:
-        if not _is_read(one) or one.timestamp_ms is None or (place := _place(one)) is None:
+        if one.member not in sets_timestamps or one.timestamp_ms is None:
             continue
-        timestamp_ms = told.get(place, one.timestamp_ms)
-        if timestamp_ms != one.timestamp_ms:
+        if place := _place(one):
+            answered_ms = one.timestamp_ms + one.took_ns // 1_000_000
+            sent[place] = one.timestamp_ms - CLOCK_MS, answered_ms + CLOCK_MS
+    for one in operations:
+        if not _is_read(one) or one.timestamp_ms is None or (place := _place(one)) not in sent:
+            continue
+        first, last = sent[place]
+        if not first <= one.timestamp_ms <= last:
             yield (
-                f"{_record(one)} was sent at {timestamp_ms} ms and read with {one.timestamp_ms} ms"
+                f"{_record(one)} was sent from {first} to {last} ms and read with the timestamp"
+                f" {one.timestamp_ms}"
             )
 
 

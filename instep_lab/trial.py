@@ -386,10 +386,21 @@ class Scenario:
                 learns_offsets={one.member for one in senders if self._learns_offsets(one)},
                 sends_keys=() if self.keys_move else keyed,
                 sends_once=() if self.judges_idempotence else once,
+                sets_timestamps=self._senders_on_this_clock(senders),
                 gaps_allowed=self.gaps_allowed,
                 disk_lost=self.disk_lost,
             ),
         )
+
+    def _senders_on_this_clock(self, senders: Sequence[Publishing]) -> set[str]:
+        """Return the senders whose records have the time of this machine.
+
+        The brokers of a user's cluster may set the timestamps by their own clocks.
+        """
+        if self._trial.is_on_users_cluster:
+            return set()
+        names = {one.member for one in senders}
+        return names - {one.member for one in senders if not one.sets_timestamps}
 
     def _learns_offsets(self, sender: Publishing) -> bool:
         """Return whether every acknowledgement must have an offset.
@@ -459,6 +470,10 @@ class Trial:
         if self._cluster is None:
             raise errors.InstepError(f"{self.claim} was declared to need no brokers")
         return self._cluster
+
+    @property
+    def is_on_users_cluster(self) -> bool:
+        return self._cluster is not None and self._cluster.own is None
 
     @contextlib.contextmanager
     def own_broker(self, properties: Mapping[str, str]) -> Iterator[None]:

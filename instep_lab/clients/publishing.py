@@ -92,6 +92,11 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
         return self._setting("acks") != "0" and self.mode is not DeliveryMode.FORGET
 
     @property
+    def sets_timestamps(self) -> bool:
+        """Whether the clock of the sender gives each record its timestamp."""
+        return self.timestamp_ms is None
+
+    @property
     def idempotent(self) -> bool:
         return self._setting("enable.idempotence") == "true"
 
@@ -240,7 +245,7 @@ class _Sender:
         if plan.transaction and self._in_transaction == 0:
             self._producer.begin_transaction()
             self._transactions += 1
-        began = time.monotonic_ns()
+        began, began_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
         place: dict[str, Any] = {}
         if plan.by_number is not None:
             place["partition"] = _key_number(record) % plan.by_number
@@ -252,7 +257,7 @@ class _Sender:
         headers = workload.headers(self._id, self._handed_over)
         self._handed_over += 1
         if plan.mode is not DeliveryMode.FORGET:
-            place["on_delivery"] = self._noter(record, began)
+            place["on_delivery"] = self._noter(record, began, began_ms)
         while True:
             try:
                 self._producer.produce(plan.topic, record.value, headers=headers, **place)
@@ -342,7 +347,7 @@ class _Sender:
         return f"{self._plan.member}-{self._transactions}"
 
     def _noter(
-        self, record: workload.WorkloadRecord, began: int
+        self, record: workload.WorkloadRecord, began: int, began_ms: int
     ) -> Callable[[KafkaError | None, Message], None]:
         transaction, plan_learns = self._transaction, self._plan.learns_offsets
 
@@ -362,7 +367,7 @@ class _Sender:
                     partition=message.partition(),
                     # Without a response, the client makes offsets up.
                     offset=message.offset() if error is None and plan_learns else None,
-                    timestamp_ms=message.timestamp()[1] if error is None else None,
+                    timestamp_ms=began_ms,
                     transaction=transaction,
                     note=error.name() if error else "",
                 )

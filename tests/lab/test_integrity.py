@@ -26,6 +26,7 @@ EXPECTED = integrity.Expected(
     reads_to_end={MEMBER},
     routes_by_key={MEMBER},
     sends_once={"t"},
+    sets_timestamps={SENDER},
 )
 
 
@@ -174,7 +175,14 @@ def work_twice(operations: list[ClientOperation]) -> None:
 
 def read_another_time(operations: list[ClientOperation]) -> None:
     at = _index(operations, OperationKind.READ, 3)
-    operations[at] = msgspec.structs.replace(operations[at], timestamp_ms=1)
+    early = (operations[at].timestamp_ms or 0) - 2 * integrity.CLOCK_MS
+    operations[at] = msgspec.structs.replace(operations[at], timestamp_ms=early)
+
+
+def read_a_time_after_the_answer(operations: list[ClientOperation]) -> None:
+    at = _index(operations, OperationKind.READ, 3)
+    late = (operations[at].timestamp_ms or 0) + 2 * integrity.CLOCK_MS
+    operations[at] = msgspec.structs.replace(operations[at], timestamp_ms=late)
 
 
 def commit_nothing(operations: list[ClientOperation]) -> None:
@@ -223,6 +231,7 @@ BUGS = [
     commit_nothing,
     drop_read,
     read_another_time,
+    read_a_time_after_the_answer,
     swap_reads,
     swap_records,
     repeat_read,

@@ -402,8 +402,11 @@ public final class LabClient {
         open.put(key + "#" + number, number);
       }
       long began = System.nanoTime();
+      long beganMs = System.currentTimeMillis();
       Callback callback =
-          forget ? null : (metadata, failure) -> delivered(key, number, began, metadata, failure);
+          forget
+              ? null
+              : (metadata, failure) -> delivered(key, number, began, beganMs, metadata, failure);
       try {
         Future<RecordMetadata> answer = producer.send(record, callback);
         if (bug.hits("repeat")) {
@@ -456,16 +459,22 @@ public final class LabClient {
     }
 
     private void delivered(
-        String key, int number, long began, RecordMetadata metadata, Exception failure) {
+        String key,
+        int number,
+        long began,
+        long beganMs,
+        RecordMetadata metadata,
+        Exception failure) {
       open.remove(key + "#" + number);
       ObjectNode one = history.operation("send", failure == null ? "ok" : outcome(failure));
       // By the same clock reading, so that the start of the send can be computed.
       one.put("took_ns", one.get("at_ns").asLong() - began).put("key", key).put("number", number);
+      one.put("timestamp_ms", beganMs);
       if (failure == null) {
         one.put("topic", metadata.topic()).put("partition", metadata.partition());
         // -1 if the broker does not tell it: without acknowledgements, or for a recognised repeat
         one.put("offset", metadata.offset() + (bug.hits("other offsets") ? 1 : 0));
-        one.put("timestamp_ms", metadata.timestamp());
+
       } else {
         one.put("note", name(failure));
       }
