@@ -26,7 +26,7 @@ from instep.kafka.admin import consumer_groups
 from instep.local import artifacts, class_archives, java
 from instep.report import files
 from instep.waiting import wait_until
-from instep_lab import store
+from instep_lab import source_tree, store
 from instep_lab.claim import Claim, ClaimResult, Tier, select
 from instep_lab.clients import defaults, java_client
 from instep_lab.cluster_pool import ClusterPool, LabCluster
@@ -297,6 +297,7 @@ def prepare(
         command=command(ids, tier, seed, cluster),
         begun_at=files.now(),
         commit=_commit(),
+        files=source_tree.files(),
         machine=_machine(),
         releases=_releases(cluster),
         cluster=cluster,

@@ -39,7 +39,8 @@ Stored = TypeVar("Stored")
 class LabRun(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a run, and the machine, the commit and the releases it ran on.
 
-    `cluster` is None if the lab started its own brokers.
+    `cluster` is None if the lab started its own brokers. `files` has the ids of the lab's source
+    files: unlike the commit, they stay the same when the commit is rebased.
     """
 
     id: str
@@ -49,6 +50,7 @@ class LabRun(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     begun_at: str
     commit: str | None = None
+    files: dict[str, str] = {}
     machine: dict[str, str]
     releases: dict[str, str]
     cluster: str | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from instep.document.showing import counted, plain_json
-from instep_lab import claim, sources, store
+from instep_lab import claim, source_tree, sources, store
 from instep_lab.claim import AnomalyExample, Claim, ClaimResult, ClaimTexts
 from instep_lab.clients import consuming, publishing
 from instep_lab.sources import Source
@@ -160,10 +160,15 @@ class LabReport:
 
     @property
     def request(self) -> dict[str, str]:
-        """What was run, when, and from which commit."""
+        """What was run, when, and from which commit.
+
+        The tree stays the same when the commit is rebased.
+        """
+        tree = {"tree of instep_lab": source_tree.tree(self.run.files)} if self.run.files else {}
         return {
             "run": self.run.id,
             "commit": self.run.commit or "unknown",
+            **tree,
             "begun": self.run.begun_at,
             "tier": self.run.tier.value,
             "seed": str(self.run.seed),

@@ -84,6 +84,12 @@ def _circumstances(report: LabReport) -> Iterator[str]:
     """Yield the run, the machine, the releases and the changed settings."""
     yield "## How it was run"
     yield _facts("run", report.request)
+    if report.run.files:
+        yield (
+            "The commit may have another id in the history that you see, because commits are"
+            " rebased before they land. The tree is the same there: `git rev-parse"
+            " COMMIT:instep_lab` prints it."
+        )
     yield _listed("Machine", report.run.machine)
     yield _listed("Releases", report.run.releases)
     if report.broker_settings:

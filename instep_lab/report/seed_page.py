@@ -20,7 +20,7 @@ import msgspec
 from instep import errors
 from instep.document.showing import counted
 from instep.report.markup import markdown
-from instep_lab import bounds, marked, seeds, store
+from instep_lab import bounds, marked, seeds, source_tree, store
 from instep_lab.claim import ClaimResult, Tier
 from instep_lab.report.__main__ import CHANGED
 from instep_lab.report.markdown import grid
@@ -55,6 +55,7 @@ class SeedResults(msgspec.Struct, frozen=True, kw_only=True):
     """What several runs of the same claims came to."""
 
     commit: str
+    tree: str = ""
     tier: Tier
     machine: dict[str, str]
     releases: dict[str, str]
@@ -72,6 +73,7 @@ def gather(folders: Sequence[Path]) -> SeedResults:
     first = runs[0]
     return SeedResults(
         commit=first.commit or "",
+        tree=source_tree.tree(first.files) if first.files else "",
         tier=first.tier,
         machine=first.machine,
         releases=first.releases,
@@ -202,7 +204,8 @@ def _parts(results: SeedResults) -> Iterator[str]:
             for one in runs
         ],
     )
-    facts = {"commit": results.commit, **results.machine, **results.releases}
+    tree = {"tree of instep_lab": results.tree} if results.tree else {}
+    facts = {"commit": results.commit, **tree, **results.machine, **results.releases}
     yield "Commit, machine and releases: " + ", ".join(
         f"{markdown(name)} `{value}`" for name, value in facts.items()
     )

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instep import errors
-from instep.report import markup, plots, web_page
+from instep.report import files, markup, plots, web_page
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
-from instep_lab import store
+from instep_lab import source_tree, store
 from instep_lab.claim import AnomalyExample, Claim, ClaimResult, ClaimTexts, Tier
 from instep_lab.report import __main__ as maintaining
 from instep_lab.report import archive, contents, markdown, page
@@ -304,6 +304,19 @@ def test_an_anomaly_is_shown_with_the_operations_around_it(tmp_path: Path) -> No
     assert contents.example_lines(example) == marked
     assert "\n".join(f"    {line}" for line in marked) in markdown.pages(report)["claims.md"]
     assert marked[0] in "".join(ParsedPage(page.render(report)).text)
+
+
+def test_the_page_names_the_tree_of_the_source(tmp_path: Path) -> None:
+    run = labs.a_run(tmp_path)
+    assert "tree of" not in markdown.pages(contents.gather(run, KNOWN))["claims.md"]
+    files_ = {"trial.py": "0" * 40}
+    files.write(run / store.RUN_FILE, msgspec.structs.replace(store.read_run(run), files=files_))
+    report = contents.gather(run, KNOWN)
+    tree = source_tree.tree(files_)
+    text = markdown.pages(report)["claims.md"]
+    assert f"| tree of instep_lab | `{tree}` |" in text
+    assert "git rev-parse COMMIT:instep_lab" in text
+    assert tree in "".join(ParsedPage(page.render(report)).text)
 
 
 def test_broker_settings_are_shown_with_their_defaults(tmp_path: Path) -> None:
