@@ -96,6 +96,10 @@ _KNOWN = (
     _issue(1012, "Implement an Offset Manager and hook offset requests to it"),
     _issue(3356, "Remove ConsumerOffsetChecker, deprecated in 0.9, in 0.11"),
     _issue(3806, "Increase offsets retention default to 7 days"),
+    _issue(
+        5494,
+        "Idempotent producer should not require max.in.flight.requests.per.connection=1",
+    ),
     _issue(13598, "Idempotence is not enabled by default with the documented settings"),
     _issue(15583, "The high watermark advances only with min.insync.replicas in sync"),
     _issue(15591, "The first batch on a new partition may be rejected until it expires"),

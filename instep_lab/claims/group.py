@@ -482,13 +482,14 @@ class EventEffect:
 
     `changed` counts the members whose partitions changed, `repeated` the records that were read
     again. The times are the longest pauses, in seconds, of a partition that stayed with a fast
-    member and of one that moved.
+    member, of one that moved to a fast member, and of one that moved to the slow one.
     """
 
     changed: int
     repeated: int
     stayed_s: float | None
     moved_s: float | None
+    to_slow_s: float | None
 
 
 @experiment(
@@ -502,25 +503,31 @@ class EventEffect:
     ),
     advice=(
         "Use cooperative-sticky or the consumer protocol, so that only the partitions that move "
-        "are paused. Give members a group.instance.id if restarts are short. Commit often: what "
-        "a killed member had not committed is read again. Expect pauses several times longer "
-        "than these with the default heartbeats and sessions."
+        "are paused. Give members a group.instance.id if restarts are short. Commit often: what a "
+        "killed member had not committed is read again. Expect pauses several times longer than "
+        "these with the default heartbeats and sessions. A killed member's partitions wait for its "
+        "session: 45 s. Keep batches short: a partition that moves to a busy member waits for its "
+        "polls."
     ),
     why=(
         "The coordinator learns of a member by its request to join or leave, or by a missing "
         "heartbeat; the others learn of it in the response to their next heartbeat. With an eager "
         "assignor all members then give up all partitions and wait for the slowest member. With "
         "cooperative-sticky and the consumer protocol they give up only those that move. New "
-        "partitions are noticed when the metadata is refreshed."
+        "partitions are noticed when the metadata is refreshed. A partition that moves to the "
+        "slow member waits for it: with the Java client and the consumer protocol, it took five "
+        "more polls of 0.8 s each from the new assignment until its first records came, after the "
+        "session of the killed member and the polls until that assignment."
     ),
     scope=(
-        "Java client and librdkafka; cooperative-sticky since Kafka 2.4, the consumer protocol "
-        "since 4.0. Shortened: heartbeats 0.5 s (default 3 s, consumer protocol 5 s), sessions 2 s "
-        "and 3 s (default 45 s), metadata 0.3 s (default 5 minutes), and no initial delay of a "
-        "new group (default 3 s). Pauses and delays are several times longer with the defaults. "
-        "A static member that restarts is group-9, a broker that joins or leaves is group-6."
+        "Java client and librdkafka; cooperative-sticky since Kafka 2.4 and librdkafka 1.6, the "
+        "consumer protocol since 4.0 and librdkafka 2.12. Shortened: heartbeats 0.5 s (default 3 "
+        "s, consumer protocol 5 s), sessions 2 s and 3 s (default 45 s since 3.0 and librdkafka "
+        "1.7, 10 s before), metadata 0.3 s (default 5 minutes), and no initial delay of a new "
+        "group (default 3 s). Pauses and delays are several times longer with the defaults. A "
+        "static member that restarts is group-9, a broker that joins or leaves is group-6."
     ),
-    sources=("KIP-429", "KIP-848", "KIP-345"),
+    sources=("KIP-429", "KIP-848", "KIP-345", "KIP-735"),
     rules=("PIPELINE_GROUP_IN_USE",),
     alone=True,
 )
@@ -546,6 +553,7 @@ def rebalance_triggers(trial: Trial) -> None:
             [float(getattr(effect, name)) for effect in found] for name in ("changed", "repeated")
         )
         stayed, moved = _seconds(found, "stayed_s"), _seconds(found, "moved_s")
+        to_slow = _seconds(found, "to_slow_s")
         rows.append(
             [
                 event,
@@ -554,6 +562,7 @@ def rebalance_triggers(trial: Trial) -> None:
                 spread(repeated, digits=0),
                 spread(stayed, " s"),
                 spread(moved, " s"),
+                spread(to_slow, " s"),
             ]
         )
     sessions = ""
@@ -570,13 +579,14 @@ def rebalance_triggers(trial: Trial) -> None:
             "members changed",
             "records read again",
             "pause if the partition stays",
-            "pause if the partition moves",
+            "pause if the partition moves to a fast member",
+            "to the slow member",
         ],
         rows,
     )
     for name, title in (
         ("stayed_s", "that stays with its member"),
-        ("moved_s", "that moves to another member"),
+        ("moved_s", "that moves to a fast member"),
     ):
         trial.plot(
             f"Pause of a partition {title}",
@@ -695,6 +705,7 @@ def _round(
         for event, span in windows.items()
         for team in teams
     }
+    _show_read_again(trial, operations, teams)
     unchanged = [found.pop((NOTHING, team.assignor.name)) for team in teams]
     trial.control(
         "without an event, nothing changes",
@@ -702,6 +713,20 @@ def _round(
         f"the longest pause is {max(_seconds(unchanged, 'stayed_s'), default=0):.1f} s",
     )
     return found
+
+
+def _show_read_again(
+    trial: Trial, operations: Sequence[ClientOperation], teams: Sequence[members.Team]
+) -> None:
+    """Show a record that a group has read again, with the others of its partition."""
+    for team in teams:
+        of_group = [one for one in operations if one.group in ("", team.group)]
+        found = checkers.repeated(of_group, team.group, by=OperationKind.READ)
+        if found:
+            record = found.examples[0]
+            lines = history.around(of_group, record)
+            trial.show(f"repeated: {record} ({team.assignor.name})", lines)
+            return
 
 
 def _catch_up(trial: Trial, scenario: Scenario, teams: Sequence[members.Team]) -> None:
@@ -734,7 +759,7 @@ def effect_of(
         if one.kind in (OperationKind.ASSIGN, OperationKind.REVOKE) and one.at_ns >= began
     }
     reads = list(history.of(of_group, OperationKind.READ))
-    stayed, moved = list[float](), list[float]()
+    stayed, moved, to_slow = list[float](), list[float](), list[float]()
     for partition in {one.partition for one in reads}:
         of_it = [one for one in reads if one.partition == partition]
         old = [one for one in of_it if one.at_ns < began]
@@ -751,6 +776,8 @@ def effect_of(
         pause_s = max(gaps, default=0) / 1e9
         if len(owners) == 1:
             stayed.append(pause_s)
+        elif of_it[-1].member == slow:
+            to_slow.append(pause_s)
         else:
             moved.append(pause_s)
     return EventEffect(
@@ -758,6 +785,7 @@ def effect_of(
         repeated=_repeats(reads) - _repeats([one for one in reads if one.at_ns < began]),
         stayed_s=max(stayed, default=None),
         moved_s=max(moved, default=None),
+        to_slow_s=max(to_slow, default=None),
     )
 
 

@@ -440,10 +440,11 @@ SENDERS = (
     ),
     scope=(
         "Java client 4.3 and librdkafka 2.x, as the run reports them; requests rejected as "
-        "corrupt (CRC). Idempotence exists since Kafka 0.11. It is the default of the Java client "
-        "since 3.0, in effect since 3.0.1, 3.1.1 and 3.2; librdkafka does not enable it by default."
+        "corrupt (CRC). Idempotence exists since Kafka 0.11, with up to 5 requests since 1.0 "
+        "(KAFKA-5494); 0.11 allowed only 1. It is the default of the Java client since 3.0, in "
+        "effect since 3.0.1, 3.1.1 and 3.2; librdkafka does not enable it by default."
     ),
-    sources=("KIP-98", "KIP-679", "KAFKA-13598", "librdkafka#1092"),
+    sources=("KIP-98", "KIP-679", "KAFKA-5494", "KAFKA-13598", "librdkafka#1092"),
     rules=("PUBLISHER_REORDERS_ON_RETRY", "PUBLISHER_NOT_IDEMPOTENT"),
     harmless=False,
 )
@@ -472,7 +473,7 @@ def order_under_retries(trial: Trial) -> None:
             operations = scenario.history()
             found[one] = found[one].plus(operations)
             trial.example(scenario, checkers.inverted(operations, by=OperationKind.READ))
-    _show_disorder(trial, found)
+    _show_disorder(trial, found, rejected)
     lost = sum(one.lost for one in found.values())
     trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
     fewest = min(rejected.values())
@@ -497,7 +498,8 @@ def order_under_retries(trial: Trial) -> None:
             statement = f"{one.setting}: some records are inverted"
         if one in expected and not seen.inverted:
             holds = None
-        trial.statement(statement, holds, seen.summary, client=one.library)
+        evidence = f"{seen.summary}, {rejected[one]:,} retries of rejected requests"
+        trial.statement(statement, holds, evidence, client=one.library)
     for library, reject in (
         (Library.JAVA, java_client.rejection),
         (Library.LIBRDKAFKA, publishing.rejection),
@@ -511,7 +513,11 @@ def order_under_retries(trial: Trial) -> None:
         )
 
 
-def _show_disorder(trial: Trial, found: Mapping[RetryingSender, Disorder]) -> None:
+def _show_disorder(
+    trial: Trial,
+    found: Mapping[RetryingSender, Disorder],
+    rejected: Mapping[RetryingSender, int],
+) -> None:
     for y, counts in {
         "inverted": [(one.name, float(seen.inverted)) for one, seen in found.items()],
         "repeated": [(one.name, float(seen.repeated)) for one, seen in found.items()],
@@ -523,12 +529,21 @@ def _show_disorder(trial: Trial, found: Mapping[RetryingSender, Disorder]) -> No
             "client",
             "producer",
             "records",
+            "retries of rejected requests",
             "inverted within a key",
             "repeated",
             "repeated after a later record: a reader without a guard goes back",
         ],
         [
-            [one.library, one.setting, seen.records, seen.inverted, seen.repeated, seen.went_back]
+            [
+                one.library,
+                one.setting,
+                seen.records,
+                rejected[one],
+                seen.inverted,
+                seen.repeated,
+                seen.went_back,
+            ]
             for one, seen in found.items()
         ],
     )

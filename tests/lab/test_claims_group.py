@@ -77,8 +77,12 @@ def test_the_effects_of_an_event_on_a_group_are_measured() -> None:
         read(9.0, "slow", 2, 5),
     ]
     assert group.effect_of(seen, "g", "slow", 2 * S, 10 * S) == group.EventEffect(
-        changed=2, repeated=1, stayed_s=4.0, moved_s=3.5
+        changed=2, repeated=1, stayed_s=4.0, moved_s=3.5, to_slow_s=None
     )
     assert group.effect_of(seen, "g", "slow", 6 * S, 10 * S) == group.EventEffect(
-        changed=0, repeated=0, stayed_s=0.0, moved_s=None
+        changed=0, repeated=0, stayed_s=0.0, moved_s=None, to_slow_s=None
+    )
+    to_slow = [*seen, read(7.0, "slow", 1, 6)]
+    assert group.effect_of(to_slow, "g", "slow", 2 * S, 10 * S) == group.EventEffect(
+        changed=2, repeated=1, stayed_s=4.0, moved_s=None, to_slow_s=3.5
     )
