@@ -363,7 +363,7 @@ class TransformEffect:
     scope=(
         "Since 0.11 (KIP-98); since 2.5 one producer for all input partitions is enough, because "
         "the group's metadata fences old members (KIP-447). Run with librdkafka, whose readers "
-        "default to read_committed. " + crashes.SESSION_NOTE
+        "default to read_committed since 1.2. " + crashes.SESSION_NOTE
     ),
     sources=("KIP-98", "KIP-447", "documentation: isolation.level", crashes.SESSION_SOURCE),
 )

@@ -187,10 +187,16 @@ LEAVES, JOINS = "a broker leaves", "a broker joins"
     ),
     scope=(
         "Kafka 0.9 and newer, which have a group coordinator; Java client and librdkafka, classic "
-        "and consumer protocol, 3 replicas, without racks, sessions of 45 s (the default). If the "
-        "coordinator itself stops, the members look for the new one; this was not measured."
+        "and consumer protocol, 3 replicas, without racks, sessions of 45 s: the default since 3.0 "
+        "and librdkafka 1.7, 10 s before. If the coordinator itself stops, the members look for "
+        "the new one; this was not measured."
     ),
-    sources=("KIP-848", "documentation: group coordinator", "documentation: Kafka 0.8"),
+    sources=(
+        "KIP-848",
+        "KIP-735",
+        "documentation: group coordinator",
+        "documentation: Kafka 0.8",
+    ),
     brokers=3,
     harmless=False,
     before="Kafka 0.9: older consumers watched ZooKeeper",
@@ -615,11 +621,12 @@ class RestartEffect:
         "rebalances."
     ),
     scope=(
-        "Kafka 2.3 and newer (KIP-345), also with the consumer protocol of 4.0; Java client and "
-        "librdkafka. Session timeouts: 45 s, the default, for the restart in time; 3 s for the "
-        "late one."
+        "Kafka 2.3 and newer (KIP-345) and librdkafka since 1.4, also with the consumer protocol "
+        "of 4.0 (librdkafka 2.12); Java client and librdkafka. Session timeouts: 45 s for the "
+        "restart in time, the default since 3.0 and librdkafka 1.7, 10 s before; 3 s for the late "
+        "one."
     ),
-    sources=("KIP-345", "KIP-848"),
+    sources=("KIP-345", "KIP-735", "KIP-848"),
 )
 def static_members(trial: Trial) -> None:
     rows: list[list[Cell]] = []

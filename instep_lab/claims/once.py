@@ -57,7 +57,8 @@ def _total(found: Sequence[Anomalies]) -> Anomalies:
         "and not of librdkafka. It holds for one life of the producer. In the moment after a "
         "topic was created, a broker may refuse the first batch and accept the second one; it "
         "then rejects the first until delivery.timeout.ms is over, and the producer reports those "
-        "records as failed (KAFKA-15591, seen with 4.3)."
+        "records as failed (KAFKA-15591: brokers 2.5 to 4.4, fixed in 4.5; seen with 4.3). Create "
+        "topics before sending."
     ),
     sources=(
         "KIP-98",

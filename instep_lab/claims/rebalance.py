@@ -164,7 +164,8 @@ def _commit_after(scenario: Scenario) -> ClientOperation | None:
     ),
     scope=(
         "Java client since 0.10.1 (KIP-62) and librdkafka since 1.0, with the classic "
-        "protocol; with the consumer protocol (since 4.0) the error has another name. "
+        "protocol; with the consumer protocol (since 4.0, librdkafka 2.12) the error has another "
+        "name. "
         "max.poll.interval.ms is 2 s here, 5 minutes by default."
     ),
     sources=("documentation: commitSync", "KIP-62"),
@@ -477,7 +478,8 @@ PROBES = {
     scope=(
         "Java client since 0.9, librdkafka since 0.9 and kafka-python; the Java consumer of "
         "0.8 had auto.commit.enable, and 60 s. The commits are measured with the Java client and "
-        "librdkafka, with the classic protocol and the consumer protocol (since 4.0). The "
+        "librdkafka, with the classic protocol and the consumer protocol (since 4.0, librdkafka "
+        "2.12). The "
         "interval is 200 ms in the experiment."
     ),
     sources=("documentation: enable.auto.commit", "librdkafka: configuration"),
@@ -694,7 +696,8 @@ def _commit_by_hand(trial: Trial) -> list[int]:
     ),
     advice=(
         "Set max.poll.interval.ms above the longest time that a batch may take, or read smaller "
-        "batches (max.poll.records), and make the work safe to repeat."
+        "batches (Java: max.poll.records; librdkafka: ask for fewer at once), and make the work "
+        "safe to repeat."
     ),
     why=(
         "A member that does not poll in time leaves the group, although its heartbeats go on. "
@@ -703,8 +706,9 @@ def _commit_by_hand(trial: Trial) -> list[int]:
         "its batch when it returns, which repeats the rest."
     ),
     scope=(
-        "Java client and librdkafka since 0.10.1 (KIP-62), with the classic protocol. Before, a "
-        "member that did not poll sent no heartbeats. " + MAX_POLL_NOTE
+        "Java client since 0.10.1 (KIP-62), librdkafka since 1.0, with the classic protocol. "
+        "Before, a Java member that did not poll sent no heartbeats; librdkafka noticed no hang. "
+        + MAX_POLL_NOTE
     ),
     sources=("KIP-62", "documentation: max.poll.interval.ms"),
     rules=(),

@@ -46,8 +46,8 @@ OFFSETS_RETENTION_MS = 60_000  # the least that a broker can be set to
     ),
     scope=(
         "Java client and librdkafka since 0.9 with automatic commit; measured with the classic "
-        "protocol and the consumer protocol (since 4.0). Before 0.9 the value was called "
-        "largest; librdkafka still knows that name."
+        "protocol and the consumer protocol (since 4.0, librdkafka 2.12). Before 0.9 the value was "
+        "called largest; librdkafka still knows that name."
     ),
     sources=("documentation: auto.offset.reset", "librdkafka: configuration"),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
@@ -212,8 +212,8 @@ def _missed_while_joining(trial: Trial, protocol: str) -> int:
     ),
     scope=(
         "All clients since 0.9; run with librdkafka, the classic protocol and the consumer "
-        "protocol (since 4.0). Before 0.9 the value was called smallest; librdkafka still knows "
-        "that name."
+        "protocol (since 4.0, librdkafka 2.12). Before 0.9 the value was called smallest; "
+        "librdkafka still knows that name."
     ),
     sources=("documentation: auto.offset.reset",),
     rules=("PIPELINE_SKIPS_EXISTING_RECORDS", "TOPIC_RETENTION_SHORT"),
