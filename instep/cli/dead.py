@@ -69,7 +69,7 @@ def list_letters(
     groups: list[Sequence[Any]] = []
     letters: list[tuple[str, QuarantinedRecord]] = []
     for name in options.select_pipelines(owners.settings, pipelines):
-        with owners.session(name) as session, session.read() as sink:
+        with owners.session(name, reads=True) as session, session.read() as sink:
             selection = quarantine.select(session, (), reason, since, until, document)
             if each:
                 letters += [(name, one) for one in sink.journal.dead_letters(selection, limit)]
@@ -113,7 +113,7 @@ def show(
 
     owners = quarantine.Owners(url)
     name = owners.selected(pipeline)
-    with owners.session(name) as session, session.read() as sink:
+    with owners.session(name, reads=True) as session, session.read() as sink:
         position = selection.parse_position(session.sink.target.topic, place)
         letters = sink.journal.dead_letters(Selection(positions=(position,)))
         decisions = sink.journal.decisions(position=position)

@@ -212,7 +212,10 @@ def _report_statuses(declared: settings.Settings, name: str, pipeline: settings.
     """Report statuses that are unreachable, possibly misspelt, or only in the table."""
     from instep.document import transitions
 
-    with resources.maintenance_session(declared, name) as session, session.read() as sink:
+    with (
+        resources.maintenance_session(declared, name, reads=True) as session,
+        session.read() as sink,
+    ):
         statuses = sink.table.statuses(STATUSES_MAX)
     for finding in transitions.findings(transitions.declare(pipeline.transitions), statuses):
         output.say(f"{name}: {finding}")

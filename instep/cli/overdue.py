@@ -85,7 +85,7 @@ def _read(
 ) -> OverdueList:
     from instep.operate import overdue as documents
 
-    with resources.maintenance_session(declared, name) as session:
+    with resources.maintenance_session(declared, name, reads=True) as session:
         return documents.read(
             session, declared.pipelines[name], status=status, older_than=age, limit=limit
         )

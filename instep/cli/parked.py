@@ -73,7 +73,7 @@ def list_parked(
     heads: list[tuple[str, ParkedHead, RetryOutlook]] = []
     now, total = maintenance.now(), 0
     for name in options.select_pipelines(owners.settings, pipelines):
-        with owners.session(name) as session, session.read() as sink:
+        with owners.session(name, reads=True) as session, session.read() as sink:
             selection = quarantine.select(session, (), reason, since, until)
             for head in sink.journal.parked_heads(selection, limit):
                 declared = owners.settings.pipelines[name]
@@ -109,7 +109,7 @@ def show(
 
     owners = quarantine.Owners(url)
     name, document = owners.selected(pipeline), owners.document(document)
-    with owners.session(name) as session, session.read() as sink:
+    with owners.session(name, reads=True) as session, session.read() as sink:
         waiting = sink.journal.waiting_events(document)
         decisions = sink.journal.decisions(document=document)
     if not waiting:

@@ -38,10 +38,10 @@ class Owners:
         self._tables = SinkTables(settings.expanded(sink_url, "--url", os.environ))
         self.settings = self._tables.settings
 
-    def session(self, name: str) -> MaintenanceSession:
+    def session(self, name: str, *, reads: bool = False) -> MaintenanceSession:
         """Return a session in which a person works on the quarantine of one of them."""
         if self._tables is None:
-            return resources.maintenance_session(self.settings, name)
+            return resources.maintenance_session(self.settings, name, reads=reads)
         return self._tables.session(name, resources.current_user())
 
     def overtaken(self, session: MaintenanceSession) -> FindOvertaken:

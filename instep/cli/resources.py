@@ -61,13 +61,24 @@ def running_cluster(declared: settings.Settings) -> Iterator[Cluster | None]:
         yield opened
 
 
-def maintenance_session(declared: settings.Settings, name: str) -> MaintenanceSession:
-    """Return a session in which a person works on the quarantine or table of one pipeline."""
+def maintenance_session(
+    declared: settings.Settings, name: str, *, reads: bool = False
+) -> MaintenanceSession:
+    """Return a session in which a person works on the quarantine or table of one pipeline.
+
+    With `reads`, one that cannot change anything: the right to read is enough.
+    """
     from instep.pipeline.apply.maintenance import MaintenanceSession
+    from instep.sinks.connection import READING, WRITING
 
     pipeline = settings.pipeline(declared, name)
-    transform = _transform(declared, name, pipeline)
-    return MaintenanceSession(name, pipeline, current_user(), transform=transform)
+    return MaintenanceSession(
+        name,
+        pipeline,
+        current_user(),
+        transform=_transform(declared, name, pipeline),
+        access=READING if reads else WRITING,
+    )
 
 
 def result_types(

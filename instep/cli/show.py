@@ -46,7 +46,7 @@ def show(
     names = options.select_pipelines(declared, [pipeline] if pipeline else None)
     timelines, mismatches = [], []
     for name in names:
-        with resources.maintenance_session(declared, name) as session:
+        with resources.maintenance_session(declared, name, reads=True) as session:
             if not session.sink.target.history:
                 output.say(
                     f"{name}: history is off (history = false), so the topic is read instead:"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,16 +31,18 @@ def connection(
     read_only: bool = False,
     in_utc: bool = False,
     on_open: Callable[[Any, object], None] | None = None,
+    statement_s: float | None = None,
 ) -> Iterator[sa.Connection]:
     """Open a connection to inspect and create tables; errors are raised as ours.
 
     `create` creates a missing SQLite file. `read_only` only needs the right to read, also for a
     SQLite file and its folder. `in_utc` reads times in UTC, whatever the zone of the server.
-    `on_open` gets the driver's connection before anything is asked there.
+    `on_open` gets the driver's connection before anything is asked there. A server ends statements
+    that take longer than `statement_s`.
     """
     given_url, started_s = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
-        mode = _reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
+        mode = sqlite.reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
         url = url.set(
             database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"}
         )
@@ -59,6 +60,8 @@ def connection(
     try:
         with engine.connect() as opened:
             _refuse_raw_bytes(opened, given_url)
+            if statement_s is not None:
+                _limit_statements(opened, statement_s)
             yield opened
     except sa.exc.DBAPIError as error:
         ours = translate(given_url, error.orig) if isinstance(error.orig, Exception) else None
@@ -82,19 +85,6 @@ def _use_utc(opened: sa.Connection) -> None:
     opened.exec_driver_sql(UTC[opened.dialect.name])
 
 
-def _reading_mode(file: Path) -> dict[str, str]:
-    """Return the options that open a SQLite file for reading.
-
-    A database in WAL mode needs files beside it, which even a reader creates, but not in a
-    read-only folder. If these files are missing, nobody has the database open, so it can be read
-    as it is.
-    """
-    unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
-    if unused and file.exists():
-        return {"mode": "ro", "immutable": "1"}
-    return {"mode": "ro"}
-
-
 def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
     """Refuse PostgreSQL's SQL_ASCII, which stores bytes of any encoding instead of text."""
     driver: Any = opened.connection.driver_connection
@@ -109,6 +99,17 @@ def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
         "move the tables to a database created with:"
         " CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
     )
+
+
+def _limit_statements(opened: sa.Connection, seconds: float) -> None:
+    """Let the server end statements that take longer. A pooler may give the session to others."""
+    if opened.dialect.name == "postgresql":
+        opened.exec_driver_sql(f"SET LOCAL statement_timeout = '{round(seconds * 1000)}ms'")
+    elif opened.dialect.name in ("mysql", "mariadb"):
+        from instep.sinks import mysql
+
+        [version] = opened.exec_driver_sql("SELECT VERSION()").scalars()
+        opened.exec_driver_sql(mysql.statement_limit(seconds, version))
 
 
 def create_engine(url: sa.URL, **options: Any) -> sa.Engine:

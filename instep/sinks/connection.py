@@ -13,12 +13,30 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, Self
 
+import msgspec
+
 from instep import errors, extras
 from instep.sinks.target import Target, database_url
 
 Rows = Iterable[tuple[Any, ...]]
 
 STAGE = "instep_stage"
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a session may do, and for how long.
+
+    A session that is read-only has no stage, so the right to read is enough for it, as is a server
+    or a folder that nobody can write to. A statement that takes longer than `statement_s` is ended.
+    """
+
+    read_only: bool = False
+    statement_s: float | None = None
+    lock_s: float = 30.0  # how long a statement waits for a lock
+
+
+WRITING = Access()
+READING = Access(read_only=True)
 
 
 class _QuotedNames(dict[str, str]):
@@ -45,9 +63,10 @@ class Connection(abc.ABC):
     rows_begin: ClassVar[str] = ""  # before a list of rows behind IN
     for_update: ClassVar[str] = " FOR UPDATE"
 
-    def __init__(self, target: Target, stage: str = STAGE) -> None:
+    def __init__(self, target: Target, stage: str = STAGE, access: Access = WRITING) -> None:
         self.target = target
         self.stage = stage
+        self.access = access
         self.url = database_url(target.url)
         self.dialect = self.url.get_dialect()()
         # the largest record that the quarantine can keep, if the database has a limit

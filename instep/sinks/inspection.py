@@ -17,14 +17,15 @@ from instep import errors, settings
 from instep.document import guard, kinds, mapping, results, transitions
 from instep.sinks import schemas, tables, target
 from instep.sinks.connecting import connection
+from instep.sinks.connection import WRITING, Access
 from instep.sinks.table_reader import TableReader
 from instep.sinks.target import TableName, Target
 
 
-def inspect(name: str, pipeline: settings.Pipeline) -> Target:
+def inspect(name: str, pipeline: settings.Pipeline, access: Access = WRITING) -> Target:
     """Return the target, if its tables fit the mapping and instep's own tables exist."""
     url = target.database_url(pipeline.target)
-    with connection(url) as opened:
+    with connection(url, read_only=access.read_only, statement_s=access.statement_s) as opened:
         check_own_tables(opened, url, own_tables(sa.inspect(opened)))
         main = _inspect_table(opened, url, name, pipeline)
         further = tuple(

@@ -24,7 +24,7 @@ from instep.document.decoding import Event
 from instep.document.guard import Verdict
 from instep.document.mapping import TargetColumn
 from instep.sinks import tables, target, timeouts, tls
-from instep.sinks.connection import Connection, Rows, no_driver
+from instep.sinks.connection import WRITING, Access, Connection, Rows, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink, open_together
 from instep.sinks.stored_values import chunks, timestamp_text
@@ -38,6 +38,7 @@ try:
 except ImportError:  # the extra is not installed
     raise no_driver("MariaDB and MySQL", "mysql") from None
 
+ANSWER_S = 5  # after the time of a statement, for the server to say that it was ended
 NO_TLS_THERE = 2026
 # parts of the server's message about a statement with many rows
 DUPLICATES = re.compile(rb"Duplicates: (\d+)")
@@ -133,6 +134,19 @@ CODES: dict[int, type[errors.InstepError]] = {
     1356: errors.TargetChanged,  # a view of something that no longer exists
 }
 CLIENT_CODES = range(2000, 3000)  # errors of the driver itself: the connection
+
+
+def _read_timeout_s(access: Access) -> float:
+    if access.statement_s is None:
+        return timeouts.READ_S
+    return min(timeouts.READ_S, access.statement_s + ANSWER_S)
+
+
+def statement_limit(seconds: float, version: str) -> str:
+    """Return the statement that limits the time of statements; in MySQL, of queries only."""
+    if "MariaDB" in version:
+        return f"SET SESSION max_statement_time = {seconds}"
+    return f"SET SESSION max_execution_time = {round(seconds * 1000)}"
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -232,7 +246,7 @@ class MysqlConnection(Connection):
                 **tls.mysql_arguments(self.url),
                 "charset": "utf8mb4",
                 "autocommit": True,
-                "read_timeout": timeouts.READ_S,
+                "read_timeout": _read_timeout_s(self.access),
                 "write_timeout": timeouts.READ_S,
             }
         )
@@ -241,10 +255,15 @@ class MysqlConnection(Connection):
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
             " time_zone = '+00:00'"
         )
-        self.cursor.execute("SET SESSION innodb_lock_wait_timeout = 30")
+        lock_s = max(1, round(self.access.lock_s))
+        self.cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {lock_s}")
         self.cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.cursor.execute("SELECT @@max_allowed_packet, VERSION()")
         packet, version = self.cursor.fetchone()
+        if self.access.read_only:
+            self.cursor.execute("SET SESSION TRANSACTION READ ONLY")
+        if self.access.statement_s is not None:
+            self.cursor.execute(statement_limit(self.access.statement_s, version))
         self.cursor.execute(
             "SHOW SESSION VARIABLES WHERE Variable_name IN ('local_infile', 'wsrep_on')"
         )
@@ -594,9 +613,9 @@ class MysqlTargetTable(TargetTable):
         )
 
 
-def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+def open_sinks(targets: Sequence[Target], access: Access = WRITING) -> list[Sink]:
     """Open one session for targets in MariaDB or MySQL."""
-    return open_together(targets, MysqlConnection, MysqlTargetTable, MysqlJournal)
+    return open_together(targets, access, MysqlConnection, MysqlTargetTable, MysqlJournal)
 
 
 def _fields(values: Sequence[Any]) -> Iterable[str]:

@@ -15,7 +15,7 @@ from instep import errors
 from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.sinks import credentials, target, timeouts, tls
-from instep.sinks.connection import Connection, Rows, no_driver
+from instep.sinks.connection import WRITING, Access, Connection, Rows, no_driver
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink, open_together
 from instep.sinks.target import Target
@@ -131,8 +131,7 @@ BEGIN = ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE")
 
 ARRAY_ROWS_MAX = 50  # for more rows, COPY costs less than the conversion of arrays
 
-# every transaction relies on these: times as text in one form, and a limit for lock waits
-SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO", "lock_timeout": "30s"}
+SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO"}  # times as text in one form
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # order values of times that Python cannot represent
 # key types that compare differently from text; staged ids, which are text, are cast to them
@@ -164,10 +163,13 @@ class PostgresConnection(Connection):
         stages = [
             f"CREATE TEMPORARY TABLE {name} ({columns})" for name, columns in self._stages.items()
         ]
+        settings = _settings(self.access)
         if self.is_pooled:
             self._local_settings = [
-                f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()
+                f"SET LOCAL {name} = '{value}'" for name, value in settings.items()
             ]
+            if self.access.read_only:
+                self._local_settings.append("SET TRANSACTION READ ONLY")
             # an older version may have left a stage in a session that the pooler still keeps
             self._local_stage = [
                 *(f"DROP TABLE IF EXISTS pg_temp.{name}" for name in self._stages),
@@ -177,7 +179,9 @@ class PostgresConnection(Connection):
                 pass
         else:
             self._local_settings = self._local_stage = []
-            self._run_all(*(f"SET {name} = '{value}'" for name, value in SETTINGS.items()))
+            self._run_all(*(f"SET {name} = '{value}'" for name, value in settings.items()))
+            if self.access.read_only:
+                self._run_all("SET default_transaction_read_only = on")
             self._run_all(*(f"{stage} ON COMMIT DELETE ROWS" for stage in stages))
 
     def close(self) -> None:
@@ -552,9 +556,21 @@ class PostgresTargetTable(TargetTable):
         return f"s.{self.quoted(name)}::{declared}"
 
 
-def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+def open_sinks(targets: Sequence[Target], access: Access = WRITING) -> list[Sink]:
     """Open one session for targets in PostgreSQL."""
-    return open_together(targets, PostgresConnection, PostgresTargetTable, Journal)
+    return open_together(targets, access, PostgresConnection, PostgresTargetTable, Journal)
+
+
+def _settings(access: Access) -> dict[str, str]:
+    """Return what every transaction of a session relies on."""
+    settings = {**SETTINGS, "lock_timeout": _milliseconds(access.lock_s)}
+    if access.statement_s is not None:
+        settings["statement_timeout"] = _milliseconds(access.statement_s)
+    return settings
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
 
 
 def _key_cast(key: TargetColumn) -> str:

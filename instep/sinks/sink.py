@@ -15,7 +15,7 @@ from instep.document import guard
 from instep.document.guard import DocumentId, Stored
 from instep.document.identity import Identity
 from instep.document.mapping import Mapping
-from instep.sinks.connection import STAGE, Connection
+from instep.sinks.connection import STAGE, Access, Connection
 from instep.sinks.journal import WRITTEN_TABLES, Journal
 from instep.sinks.journal_entries import SpecialDocuments
 from instep.sinks.ledger import Ledger
@@ -187,7 +187,8 @@ class FurtherSink(Sink):
 
 def open_together(
     targets: Sequence[Target],
-    connect: Callable[[Target, str], OfConnection],
+    access: Access,
+    connect: Callable[[Target, str, Access], OfConnection],
     table: Callable[[OfConnection], TargetTable],
     journal: Callable[[OfConnection], Journal],
 ) -> list[Sink]:
@@ -196,9 +197,9 @@ def open_together(
     The first sink begins and ends them.
     """
     stages = [STAGE, *(f"{STAGE}_{number}" for number in range(1, len(targets)))]
-    closed = [connect(target, stage) for target, stage in zip(targets, stages, strict=True)]
+    closed = [connect(target, stage, access) for target, stage in zip(targets, stages, strict=True)]
     columns = {one.stage: table(one).stage_columns() for one in closed}
     first = closed[0]
-    first.open(columns)
+    first.open({} if access.read_only else columns)
     opened = [first, *(first.beside(one.target, one.stage) for one in closed[1:])]
     return [Sink(table(one), journal(one)) for one in opened]

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -23,14 +25,14 @@ from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 from instep.sinks import target
-from instep.sinks.connection import Connection, Rows
+from instep.sinks.connection import WRITING, Access, Connection, Rows
 from instep.sinks.journal import Journal
 from instep.sinks.sink import Sink, open_together
 from instep.sinks.stored_values import chunks, timestamp_text
 from instep.sinks.target import Target
 from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
 
-BUSY_TIMEOUT_S = 30.0
+INSTRUCTIONS = 10_000  # of SQLite's machine, after which the time of a statement is checked
 NATIVE_TYPES = {str, int, float, bytes, type(None)}  # of the driver
 PARAMETERS_MAX = 10_000  # of one statement
 
@@ -39,7 +41,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_BUSY: errors.Transient,
     sqlite3.SQLITE_LOCKED: errors.Transient,
     sqlite3.SQLITE_PROTOCOL: errors.Transient,
-    sqlite3.SQLITE_INTERRUPT: errors.Transient,
+    sqlite3.SQLITE_INTERRUPT: errors.TooMuchAtOnce,  # the time of a statement
     sqlite3.SQLITE_CONSTRAINT: errors.RowRefused,
     sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: errors.ParentMissing,
     sqlite3.SQLITE_MISMATCH: errors.RowRefused,
@@ -68,14 +70,23 @@ class SqliteConnection(Connection):
     def connect(self) -> None:
         self._path = Path(str(self.url.database))
         # mode=rw: a missing file is an error; a new, empty one would hide the loss
-        address = f"file:{quote(str(self._path))}?mode=rw"
+        mode = reading_mode(self._path) if self.access.read_only else {"mode": "rw"}
         self.driver = sqlite3.connect(
-            address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            f"file:{quote(str(self._path))}?{urlencode(mode)}",
+            uri=True,
+            timeout=self.access.lock_s,
+            isolation_level=None,
+            check_same_thread=False,
         )
-        self._inode = self._path.stat().st_ino
-        self.driver.execute("PRAGMA journal_mode = WAL")
-        self.driver.execute("PRAGMA synchronous = NORMAL")
-        self.driver.execute("PRAGMA foreign_keys = ON")
+        # Another user may start to write a file that this one cannot write.
+        self._inode = None if "immutable" in mode else self._path.stat().st_ino
+        self._deadline_s = math.inf
+        if self.access.statement_s is not None:
+            self.driver.set_progress_handler(self._is_late, INSTRUCTIONS)
+        if not self.access.read_only:
+            self.driver.execute("PRAGMA journal_mode = WAL")
+            self.driver.execute("PRAGMA synchronous = NORMAL")
+            self.driver.execute("PRAGMA foreign_keys = ON")
         self.driver.execute("PRAGMA temp_store = MEMORY")
         for name, columns in self._stages.items():
             self.driver.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
@@ -130,10 +141,19 @@ class SqliteConnection(Connection):
             for other in self._others:
                 other.driver, other._inode = self.driver, self._inode
 
+    def _begin_statement(self) -> None:
+        if self.access.statement_s is not None:
+            self._deadline_s = time.monotonic() + self.access.statement_s
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline_s
+
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        self._begin_statement()
         return self.driver.execute(statement, parameters).rowcount
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self._begin_statement()
         return self.driver.execute(statement, parameters).fetchall()
 
     def select_many(
@@ -142,6 +162,7 @@ class SqliteConnection(Connection):
         width = len(values[0]) if values and isinstance(values[0], tuple) else 1
         for chunk in chunks(values, PARAMETERS_MAX // width):
             listed, listed_values = self.in_list(chunk)
+            self._begin_statement()
             yield from self.driver.execute(
                 statement.replace("{documents}", listed), (*parameters, *listed_values)
             )
@@ -248,9 +269,22 @@ class SqliteTargetTable(TargetTable):
         return map(self.connection.bind, values)
 
 
-def open_sinks(targets: Sequence[Target]) -> list[Sink]:
+def open_sinks(targets: Sequence[Target], access: Access = WRITING) -> list[Sink]:
     """Open one session for targets in SQLite."""
-    return open_together(targets, SqliteConnection, SqliteTargetTable, Journal)
+    return open_together(targets, access, SqliteConnection, SqliteTargetTable, Journal)
+
+
+def reading_mode(file: Path) -> dict[str, str]:
+    """Return the options that open a file for reading.
+
+    A database in WAL mode needs files beside it, which even a reader creates, but not in a
+    read-only folder. If these files are missing, nobody has the database open, so it can be read
+    as it is.
+    """
+    unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
+    if unused and file.exists():
+        return {"mode": "ro", "immutable": "1"}
+    return {"mode": "ro"}
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:

@@ -22,12 +22,15 @@ from instep.document.guard import DocumentId
 from instep.document.reasons import Reason
 from instep.document.results import Result, Transform
 from instep.sinks import inspection
+from instep.sinks.connection import WRITING, Access
 from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position, Target
 from instep.waiting import retrying
 
 TRIES_MAX = 8
+APPROACHES_MAX = 10
+NEAR_RECORDS = 1_000  # from the ledger: so few are read while it is locked
 
 Returned = TypeVar("Returned")
 
@@ -60,16 +63,20 @@ class MaintenanceSession:
         waits: bool = True,
         transform: Transform | None = None,
         inspected: Target | None = None,
+        access: Access = WRITING,
+        tries_max: int = TRIES_MAX,
     ) -> None:
         """Open the sink.
 
         Without `waits`, a transaction raises Transient if a task has locked the ledger. A pipeline
         with a transformation needs `transform` to decode records. With `inspected`, the tables are
-        not looked at again.
+        not looked at again. A session that is read-only has no transactions.
         """
         self._transform = transform
         self.name, self.actor, self._waits = name, actor, waits
-        self.sink: Sink = sinks.open_sink(inspected or inspection.inspect(name, pipeline))
+        self._tries_max = tries_max
+        inspected = inspected or inspection.inspect(name, pipeline, access)
+        self.sink: Sink = sinks.open_sink(inspected, access)
         self.decoder = Decoder(self.sink.target.mapping, self.sink.record_bytes_max)
 
     def __enter__(self) -> MaintenanceSession:
@@ -156,10 +163,26 @@ class MaintenanceSession:
         with self.sink.transaction(keep=execute):
             yield self.sink.ledger.positions(lock=True, wait=self._waits)
 
+    def approach_ledger(self, read: Callable[[dict[int, Position]], None]) -> None:
+        """Let `read` read the log up to the ledger, again until few records are missing.
+
+        Nothing is locked: the flow continues meanwhile. The caller reads the rest under the lock.
+        """
+        for _ in range(APPROACHES_MAX):
+            reached = self._ledger()
+            read(reached)
+            now = self._ledger()
+            if _distance(reached, now) <= NEAR_RECORDS:
+                return
+
+    def _ledger(self) -> dict[int, Position]:
+        with self.read() as sink:
+            return sink.ledger.positions()
+
     def retry(self, attempt: Callable[[], Returned]) -> Returned:
         """Retry a transaction that the database aborted because of another one."""
         return retrying(
-            attempt, lambda error: isinstance(error, errors.Transient), tries_max=TRIES_MAX
+            attempt, lambda error: isinstance(error, errors.Transient), tries_max=self._tries_max
         )
 
     def record(
@@ -185,6 +208,15 @@ class MaintenanceSession:
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+def _distance(reached: dict[int, Position], now: dict[int, Position]) -> int:
+    """Return the number of records by which the ledger has moved on."""
+    return sum(
+        position.next_offset - reached[partition].next_offset
+        for partition, position in now.items()
+        if partition in reached
+    )
 
 
 def row_change(
