@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from instep import errors
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import DocumentId, Parked, Verdict
 from instep.document.reasons import Reason
@@ -29,12 +30,13 @@ from instep.sinks.journal_entries import (
 from instep.sinks.stored_values import chunks
 from instep.sinks.target import Position, Target
 
-CHUNK_LETTERS = 500
+CHUNK_LETTERS = 500  # of one transaction
 DEAD = "dead"
 LEFT_OUT = "the transformation yields no event of it"
 
 # Returns the offsets of those events whose documents have had a later event. Needed only if the
-# pipeline has no order; see `log_replay.OvertakenInLog`.
+# pipeline has no order; see `log_replay.OvertakenInLog`. It is asked before the ledger is locked,
+# and again under the lock.
 FindOvertaken = Callable[[Position, Sequence[Event]], set[int]]
 
 
@@ -48,27 +50,59 @@ def replay(
 ) -> Iterator[Change]:
     """Replay dead letters; yield what becomes, or would become, of each, in log order.
 
-    Dead letters of a topic that was replaced stay as they are.
+    Dead letters that were not read from the pipeline's topic stay as they are.
     """
+    for changes in replay_chunks(session, selection, overtaken, execute=execute, reason=reason):
+        yield from changes
+
+
+def replay_chunks(
+    session: MaintenanceSession,
+    selection: Selection,
+    overtaken: FindOvertaken,
+    *,
+    execute: bool,
+    reason: str | None = None,
+    letters_max: int = CHUNK_LETTERS,
+) -> Iterator[list[Change]]:
+    """Replay dead letters; yield the changes of each transaction, of this many letters at most."""
     by_partition: dict[int, list[RecordPosition]] = {}
     for position in _positions(session, selection):
-        if position.log == session.sink.target.topic:
+        if is_replayed(session, position):
             by_partition.setdefault(position.partition, []).append(position)
     for _, positions in sorted(by_partition.items()):
-        for chunk in chunks(positions, CHUNK_LETTERS):
-            yield from session.retry(
+        for chunk in chunks(positions, letters_max):
+            yield session.retry(
                 functools.partial(_replay, session, chunk, overtaken, execute=execute, why=reason)
             )
+
+
+def is_replayed(session: MaintenanceSession, position: RecordPosition) -> bool:
+    """Return whether a dead letter is of the topic that the pipeline reads now."""
+    return position.log == session.sink.target.topic
 
 
 def drop(
     session: MaintenanceSession, selection: Selection, reason: str, *, execute: bool
 ) -> list[Change]:
     """Remove dead letters for good. A decision keeps their positions, the actor and the reason."""
-    changes: list[Change] = []
+    return [
+        change
+        for changes in drop_chunks(session, selection, reason, execute=execute)
+        for change in changes
+    ]
+
+
+def drop_chunks(
+    session: MaintenanceSession, selection: Selection, reason: str, *, execute: bool
+) -> Iterator[list[Change]]:
+    """Remove dead letters for good; yield the changes of each transaction."""
     for chunk in chunks(_positions(session, selection), CHUNK_LETTERS):
-        changes += session.retry(functools.partial(_drop, session, chunk, reason, execute=execute))
-    return changes
+        if execute:
+            yield session.retry(functools.partial(_drop, session, chunk, reason))
+        else:
+            with session.read():
+                yield _dropped(session, chunk)
 
 
 def missing(session: MaintenanceSession, selection: Selection) -> list[RecordPosition]:
@@ -79,9 +113,8 @@ def missing(session: MaintenanceSession, selection: Selection) -> list[RecordPos
     return [position for position in selection.positions if position not in existing]
 
 
-def document_of(letter: QuarantinedRecord) -> str | None:
+def document_of(key: bytes | None) -> str | None:
     """Return a dead letter's key if it can be the id of a document."""
-    key = letter.record.key
     if key is None or len(key) > 255 or b"\0" in key:
         return None
     try:
@@ -103,24 +136,25 @@ def _replay(
     execute: bool,
     why: str | None,
 ) -> list[Change]:
-    """Replay dead letters of one partition in one transaction."""
+    """Replay dead letters of one partition in one transaction.
+
+    What takes long comes before it: decoding, and reading the log. The flow waits for the rest.
+    """
     sink, at, partition = session.sink, maintenance.now(), positions[0].partition
-    with session.transaction(execute=execute) as ledger:
+    with session.read():
         letters = {
             letter.record.offset: letter
             for letter in sink.journal.dead_letters(Selection(positions=tuple(positions)))
         }
-        # Of a record that was too large, only the beginning is kept: it stays a dead letter.
-        truncated = [
-            letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE
-        ]
-        events, dead = session.decode_quarantined(
-            [letter for letter in letters.values() if letter not in truncated]
-        )
-        dead += [
-            DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail)
-            for letter in truncated
-        ]
+    events, dead = _decoded(session, letters)
+
+    def read_log(ledger: dict[int, Position]) -> None:
+        if events and partition in ledger:
+            overtaken(ledger[partition], events)
+
+    session.approach_ledger(read_log)
+    with session.transaction(execute=execute) as ledger:
+        _require_unchanged(session, positions, letters)
         overtaken_offsets: set[int] = set()
         if events and partition in ledger:
             overtaken_offsets = overtaken(ledger[partition], events)
@@ -164,11 +198,41 @@ def _replay(
             sink.journal.update_dead_letter(stored.position, letter.reason, letter.detail)
             changes.append(
                 Change(
-                    stored.position, document_of(stored), DEAD, letter.reason.value, letter.detail
+                    stored.position,
+                    document_of(stored.record.key),
+                    DEAD,
+                    letter.reason.value,
+                    letter.detail,
                 )
             )
         session.record(Action.REPLAYED, changes, at, why)
     return sorted(changes, key=lambda change: change.position)
+
+
+def _decoded(
+    session: MaintenanceSession, letters: Mapping[int, QuarantinedRecord]
+) -> tuple[list[Event], list[DeadLetter]]:
+    """Return events and dead letters of dead letters, by the current settings."""
+    whole = [one for one in letters.values() if one.reason != Reason.RECORD_TOO_LARGE]
+    events, dead = session.decode_quarantined(whole)
+    # Of a record that was too large, only the beginning is kept: it stays a dead letter.
+    dead += [
+        DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail)
+        for letter in letters.values()
+        if letter.reason == Reason.RECORD_TOO_LARGE
+    ]
+    return events, dead
+
+
+def _require_unchanged(
+    session: MaintenanceSession,
+    positions: Sequence[RecordPosition],
+    letters: Mapping[int, QuarantinedRecord],
+) -> None:
+    """Raise Transient if somebody else has changed the dead letters since they were read."""
+    read = {letter.position: letter.reason for letter in letters.values()}
+    if session.sink.journal.dead_letter_reasons_at(positions) != read:
+        raise errors.Transient("somebody else works on the same dead letters")
 
 
 def _record_of(letters: Mapping[int, QuarantinedRecord], target: Target, parked: Parked) -> Record:
@@ -188,7 +252,9 @@ def _without_event(
     numbers = {event.offset for event in events} | {letter.record.offset for letter in dead}
     records = {number // target.slots for number in numbers}
     return [
-        Change(letter.position, document_of(letter), Verdict.IGNORED.value, detail=LEFT_OUT)
+        Change(
+            letter.position, document_of(letter.record.key), Verdict.IGNORED.value, detail=LEFT_OUT
+        )
         for number, letter in letters.items()
         if number not in numbers
         and not (
@@ -231,25 +297,21 @@ def _changes(
 
 
 def _drop(
-    session: MaintenanceSession,
-    positions: Sequence[RecordPosition],
-    reason: str,
-    *,
-    execute: bool,
+    session: MaintenanceSession, positions: Sequence[RecordPosition], reason: str
 ) -> list[Change]:
     at = maintenance.now()
-    with session.transaction(execute=execute):
-        letters = session.sink.journal.dead_letters(Selection(positions=tuple(positions)))
-        changes = [
-            Change(
-                letter.position,
-                document_of(letter),
-                Action.DROPPED.value,
-                letter.reason,
-                letter.detail,
-            )
-            for letter in letters
-        ]
+    with session.transaction(execute=True):
+        changes = _dropped(session, positions)
         session.sink.journal.remove_dead_letters([change.position for change in changes])
         session.record(Action.DROPPED, changes, at, reason)
     return changes
+
+
+def _dropped(session: MaintenanceSession, positions: Sequence[RecordPosition]) -> list[Change]:
+    """Return what becomes of dead letters that are dropped."""
+    letters = session.sink.journal.dead_letter_beginnings(Selection(positions=tuple(positions)))
+    dropped = Action.DROPPED.value
+    return [
+        Change(letter.position, document_of(letter.key), dropped, letter.reason, letter.detail)
+        for letter in letters
+    ]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -42,7 +43,13 @@ from instep.kafka.logs import Log, TopicLog
 from instep.pipeline import continuity
 from instep.pipeline.apply import isolate, maintenance, rewrite
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins, position_of
+from instep.sinks.journal_entries import (
+    Action,
+    PartitionRange,
+    RecordPosition,
+    RowOrigins,
+    position_of,
+)
 from instep.sinks.stored_values import chunks
 from instep.sinks.target import Position
 
@@ -149,30 +156,60 @@ class OvertakenInLog:
     """Finds the events whose documents have had a later event, for pipelines without an order.
 
     Without order values only the log can tell, so it is read from the first event to the ledger.
+    What was read is kept for the next question about the same events: who asks before the ledger
+    is locked, and again under the lock, reads only the records in between under the lock.
     """
 
     def __init__(
         self,
         session: MaintenanceSession,
         open_cluster: Callable[[], AbstractContextManager[Cluster]],
+        progress: Callable[[], None] = _no_progress,
     ) -> None:
-        self._session, self._open_cluster = session, open_cluster
+        """Call `progress` for each record that is read; an error that it raises ends the search."""
+        self._session, self._open_cluster, self._progress = session, open_cluster, progress
+        self._range: tuple[int, int] = 0, 0
+        self._documents: frozenset[DocumentId] = frozenset()
+        self._read_to = 0
+        self._offsets: dict[DocumentId, array[int]] = {}
 
     def __call__(self, position: Position, events: Sequence[Event]) -> set[int]:
         """Return the offsets of the partition's events whose documents have had a later event."""
-        session = self._session
-        if session.sink.target.rules.ordered:
+        target = self._session.sink.target
+        if target.rules.ordered:
             return set()
         documents = frozenset(event.document for event in events)
-        start = min(event.offset for event in events) // session.sink.target.slots
-        ranges = {position.partition: (start, position.next_offset)}
+        start = min(event.offset for event in events) // target.slots
+        if (position.partition, start) != self._range or documents != self._documents:
+            self._range, self._documents = (position.partition, start), documents
+            self._read_to, self._offsets = start, {}
+        self._read(position)
+        bounds = PartitionRange(position.partition, start, position.next_offset)
+        with self._session.read() as sink:
+            excluded = sink.journal.unapplied(bounds)
+
+        def is_overtaken(event: Event) -> bool:
+            return any(
+                later > event.offset
+                and position_of(target, position.partition, later) not in excluded
+                for later in reversed(self._offsets.get(event.document, ()))
+            )
+
+        return {event.offset for event in events if is_overtaken(event)}
+
+    def _read(self, position: Position) -> None:
+        """Read what lies between the last question and the ledger."""
+        if position.next_offset <= self._read_to:
+            return
+        session, unread = self._session, {position.partition: (self._read_to, position.next_offset)}
+        offsets: dict[DocumentId, array[int]] = {}
         with self._open_cluster() as cluster:
             log = TopicLog(cluster, session.sink.target.topic)
-            newest = {
-                later.document: later.offset
-                for later in _events(session, log, ranges, documents, _excluded(session))
-            }
-        return {event.offset for event in events if newest.get(event.document, -1) > event.offset}
+            for event in _events(session, log, unread, self._documents, set(), self._progress):
+                offsets.setdefault(event.document, array("q")).append(event.offset)
+        for document, found in offsets.items():
+            self._offsets.setdefault(document, array("q")).extend(found)
+        self._read_to = position.next_offset
 
 
 def _excluded(session: MaintenanceSession) -> set[RecordPosition]:
@@ -359,11 +396,15 @@ def _replay_unordered(
                 folds.setdefault(event.document, _Fold()).add(partition, event, rules)
             read_to[partition] = end
 
+    def read_up_to_ledger(ledger: Mapping[int, Position]) -> None:
+        read_up_to({partition: position.next_offset for partition, position in ledger.items()})
+
     def replay_documents(documents: Sequence[DocumentId]) -> list[Change]:
         sink, at = session.sink, maintenance.now()
+        session.approach_ledger(read_up_to_ledger)
         with session.transaction(execute=execute) as ledger:
             # The pipeline may have applied further records since the log was read.
-            read_up_to({partition: position.next_offset for partition, position in ledger.items()})
+            read_up_to_ledger(ledger)
             parked = sink.journal.parked_among(documents)
             due: list[Event] = []
             for document in documents:

@@ -133,12 +133,13 @@ def _document(age: StatusAge, due_at: datetime, now: datetime) -> OverdueDocumen
 
 def _with_parked(sink: Sink, documents: list[OverdueDocument]) -> list[OverdueDocument]:
     """Add the reasons of those that are parked: an event that changes them may be waiting."""
-    parked = sink.journal.parked_among([one.document for one in documents])
+    heads = {
+        head.document: head
+        for head in sink.journal.parked_heads_of([one.document for one in documents])
+    }
     with_reasons = []
     for one in documents:
-        if one.document in parked and (waiting := sink.journal.waiting_events(one.document)):
-            one = msgspec.structs.replace(
-                one, parked_reason=waiting[0].reason, waiting=len(waiting)
-            )
+        if head := heads.get(one.document):
+            one = msgspec.structs.replace(one, parked_reason=head.reason, waiting=head.waiting)
         with_reasons.append(one)
     return with_reasons

@@ -23,6 +23,12 @@ def skip(
     return session.retry(lambda: _skip(session, document, reason, execute, planned))
 
 
+def blocking(session: MaintenanceSession, document: str) -> QuarantinedRecord:
+    """Return the event that blocks a document, or raise NotParked. Locks nothing."""
+    with session.read():
+        return release.waiting_events(session, document, 1)[0]
+
+
 def _skip(
     session: MaintenanceSession,
     document: str,

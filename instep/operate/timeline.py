@@ -25,7 +25,7 @@ from instep.operate import dead_letters
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.sinks.journal_entries import (
     DecisionRecord,
-    QuarantinedRecord,
+    RecordBeginning,
     RecordPosition,
     Selection,
     position_of,
@@ -59,6 +59,13 @@ class TimelineEntry(msgspec.Struct, frozen=True):
         return (self.committed_at - self.event_time).total_seconds()
 
 
+class InQuarantine(msgspec.Struct, frozen=True):
+    """What quarantine has of a document: its waiting events, and dead letters with its key."""
+
+    waiting: list[RecordBeginning]
+    letters: list[RecordBeginning]
+
+
 class Timeline(msgspec.Struct, frozen=True):
     """The events of a document, the decisions about it, and its rows.
 
@@ -81,20 +88,36 @@ class Timeline(msgspec.Struct, frozen=True):
         return bool(self.events or self.decisions or has_rows)
 
 
+def in_quarantine(
+    session: MaintenanceSession, text: str, newest: int | None = None
+) -> InQuarantine:
+    """Return what quarantine has of the document with the id `text`."""
+    document = str(session.decoder.document(text))
+    with session.read() as sink:
+        return InQuarantine(
+            sink.journal.waiting_beginnings(document, newest)[:newest],
+            sink.journal.dead_letter_beginnings(Selection(document=text), newest),
+        )
+
+
 def read(
-    session: MaintenanceSession, text: str, cluster: OpenCluster, newest: int | None = None
+    session: MaintenanceSession,
+    text: str,
+    cluster: OpenCluster,
+    newest: int | None = None,
+    kept: InQuarantine | None = None,
 ) -> Timeline:
     """Return the timeline of the document with the id `text`.
 
     With `newest`, at most this many events, decisions and dead letters, and of a topic that is read
-    only the newest OFFSETS_MAX offsets.
+    only the newest OFFSETS_MAX offsets. `kept` is what quarantine has, if it was read already.
     """
     unread = 0
     document = session.decoder.document(text)
+    kept = kept or in_quarantine(session, text, newest)
+    waiting, letters = kept.waiting, kept.letters
     with session.read() as sink:
         count = sink.journal.waiting_count(str(document))
-        waiting = sink.journal.waiting_events(str(document), newest)
-        letters = sink.journal.dead_letters(Selection(document=text), newest)
         decisions = sink.journal.decisions(document=str(document), newest=newest)
         row = sink.table.look_up([document]).get(document)
         further = {str(one.target.table): one.look_up(document) for one in sink.further}
@@ -121,7 +144,7 @@ def read(
 def _from_history(
     session: MaintenanceSession,
     document: str,
-    waiting: list[QuarantinedRecord],
+    waiting: list[RecordBeginning],
     newest: int | None,
 ) -> list[TimelineEntry]:
     reasons = {record.position: (record.reason, record.detail) for record in waiting}
@@ -139,12 +162,12 @@ def _from_history(
     ]
 
 
-def _dead(letter: QuarantinedRecord) -> TimelineEntry:
+def _dead(letter: RecordBeginning) -> TimelineEntry:
     event_time = None
-    if letter.record.timestamp_ms >= 0:
+    if letter.timestamp_ms >= 0:
         # A time after the year 9999 may be the very reason for the dead letter.
         with contextlib.suppress(Unfit):
-            event_time = kinds.instant(letter.record.timestamp_ms)
+            event_time = kinds.instant(letter.timestamp_ms)
     return TimelineEntry(
         letter.position,
         None,
@@ -161,7 +184,7 @@ def _judged(
     session: MaintenanceSession,
     events: Iterable[tuple[int, Event]],
     ledger: dict[int, Position],
-    waiting: dict[RecordPosition, QuarantinedRecord],
+    waiting: dict[RecordPosition, RecordBeginning],
     removed: dict[RecordPosition, str],
 ) -> list[TimelineEntry]:
     """Return events of the log with the verdicts of the guard."""

@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
@@ -30,8 +30,10 @@ from instep.sinks.journal_entries import (
     HistoryEntry,
     ParkedAttempts,
     ParkedHead,
+    PartitionRange,
     QuarantinedRecord,
     ReasonCount,
+    RecordBeginning,
     RecordPosition,
     RowOrigins,
     SelectedLog,
@@ -90,6 +92,12 @@ POSITION_TABLES = (*WRITTEN_TABLES, "instep_decisions")
 
 POSITION = "topic, {partition}, {offset}"
 RECORD = POSITION + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
+# As lists show records: they may be large, and there may be many.
+BEGINNING_SHOWN_BYTES = 1_024
+BEGINNING = (
+    f"{POSITION}, timestamp_ms, substr({{key}}, 1, {BEGINNING_SHOWN_BYTES}), length({{key}}),"
+    f" substr({{value}}, 1, {BEGINNING_SHOWN_BYTES}), length({{value}}), reason, detail, {{at}}"
+)
 IN_LOG_ORDER = " ORDER BY topic, {partition}, {offset}"
 AT_POSITION = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
 NEWEST_COMMITTED = " ORDER BY committed_at DESC, topic DESC, {partition} DESC, {offset} DESC"
@@ -100,9 +108,16 @@ IN_RANGE = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
 )
 
-COUNT_DEAD_LETTERS = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+COUNT_DEAD_LETTERS = (
+    "SELECT count(*) FROM instep_dead_letters"
+    " WHERE pipeline = ? AND (topic = ? OR topic LIKE ? OR topic LIKE ?)"
+)
 SELECT_DEAD_LETTERS = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_DEAD_LETTER_BEGINNINGS = f"SELECT {BEGINNING} FROM instep_dead_letters WHERE pipeline = ?"
 SELECT_DEAD_LETTER_POSITIONS = f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_DEAD_LETTER_REASONS_AT = (
+    f"SELECT {POSITION}, reason FROM instep_dead_letters WHERE pipeline = ?"
+)
 SELECT_DEAD_LETTER_ENDS = (
     "SELECT topic, {partition}, max({offset}), count(*), max({at}) FROM instep_dead_letters"
     " WHERE pipeline = ?"
@@ -121,12 +136,18 @@ SELECT_PARKED = (
     f"SELECT {RECORD}, document, attempts, tried_at FROM instep_parked WHERE pipeline = ?"
 )
 COUNT_WAITING = "SELECT count(*) FROM instep_parked WHERE pipeline = ? AND document = ?"
-SELECT_WAITING = (
-    f"SELECT {RECORD}, document, attempts, tried_at FROM (SELECT parked.*,"
+SELECT_WAITING_ENDS = (
+    "SELECT topic, {partition}, max({offset}) FROM instep_parked"
+    " WHERE pipeline = ? AND document = ? GROUP BY topic, {partition}"
+)
+IN_TURN = (
+    " FROM (SELECT parked.*,"
     " row_number() OVER (PARTITION BY topic, {partition} ORDER BY {offset}) AS turn"
     " FROM instep_parked AS parked WHERE pipeline = ? AND document = ?) AS waiting"
     " WHERE turn <= ?"
 )
+SELECT_WAITING = f"SELECT {RECORD}, document, attempts, tried_at{IN_TURN}"
+SELECT_WAITING_BEGINNINGS = f"SELECT {BEGINNING}{IN_TURN}"
 SELECT_PARKED_DOCUMENTS = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 SELECT_PARKED_AMONG = SELECT_PARKED_DOCUMENTS + " AND document IN {{documents}}"
 SELECT_PARKED_SINCE = (
@@ -150,10 +171,12 @@ CLAIM_ATTEMPT = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
     " AND COALESCE(attempts, 0) = ?"
 )
-SELECT_PARKED_POSITIONS = f"SELECT {POSITION} FROM instep_parked WHERE pipeline = ? AND topic = ?"
+SELECT_PARKED_POSITIONS = (
+    f"SELECT {POSITION} FROM instep_parked WHERE pipeline = ? AND topic = ?[range]"
+)
 # Per document the event that blocks it, and the number of its waiting events. The inner query
 # numbers the events of each partition; the outer one picks the oldest of the first events.
-SELECT_PARKED_HEADS = (
+PARKED_HEADS = (
     "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset}, attempts,"
     " tried_at FROM ("
     " SELECT firsts.*,"
@@ -161,8 +184,12 @@ SELECT_PARKED_HEADS = (
     " SELECT document, reason, detail, {at}, topic, {partition}, {offset}, attempts, tried_at,"
     " count(*) OVER (PARTITION BY document) AS waiting,"
     " row_number() OVER (PARTITION BY document, topic, {partition} ORDER BY {offset}) AS turn"
-    " FROM instep_parked WHERE pipeline = ?) AS firsts WHERE turn = 1) AS heads WHERE place = 1"
+    " FROM instep_parked WHERE pipeline = ?[among]) AS firsts WHERE turn = 1) AS heads"
+    " WHERE place = 1"
 )
+
+SELECT_PARKED_HEADS_AMONG = PARKED_HEADS.replace("[among]", " AND document IN {{documents}}")
+SELECT_PARKED_HEADS = PARKED_HEADS.replace("[among]", "")
 
 SELECT_PARKED_REASONS = (
     "SELECT reason, count(*), min({at}), max({at}) FROM"
@@ -192,10 +219,11 @@ SELECT_DECISIONS = (
     " WHERE pipeline = ?"
 )
 # Records that are not applied: dead letters, records that were skipped or dropped, and records
-# that were stale when they were replayed.
+# that were stale when they were replayed. `[range]` is empty, or IN_OFFSETS.
+IN_OFFSETS = " AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
 SELECT_EXCLUDED = (
-    f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
-    f" UNION SELECT {POSITION} FROM instep_decisions WHERE pipeline = ? AND topic = ?"
+    f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?[range]"
+    f" UNION SELECT {POSITION} FROM instep_decisions WHERE pipeline = ? AND topic = ?[range]"
     " AND (action IN ('skipped', 'dropped')"
     " OR (action = 'replayed' AND outcome IN ('stale', 'repeated', 'ignored')))"
 )
@@ -240,6 +268,9 @@ ATTEMPTS_MAX = 2**31 - 1  # of the column's type
 LOOKUP_MAX = 1_000  # above this number of documents, all parked documents are read instead
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 DELETE_CHUNK = 500
+UTF8_BYTES_MAX = 4  # of a character
+
+Waiting = TypeVar("Waiting", QuarantinedRecord, RecordBeginning)
 
 
 class Journal:
@@ -396,8 +427,9 @@ class Journal:
     # --- dead letters --------------------------------------------------------------------------
 
     def dead_letter_count(self) -> int:
-        """Return the number of dead letters."""
-        return int(self._select(self._in_topic(COUNT_DEAD_LETTERS), *self._topics)[0][0])
+        """Return the number of dead letters: of the topic, of results, and of loads."""
+        logs = (self.topic, f"{self.topic}{RESULT_MARK}%", f"{LOAD_PREFIX}%")
+        return int(self._select(COUNT_DEAD_LETTERS, *logs)[0][0])
 
     def dead_letter_reasons(self, selection: Selection) -> list[ReasonCount]:
         """Count the dead letters of each reason, most frequent first."""
@@ -414,18 +446,32 @@ class Journal:
         self, selection: Selection, limit: int | None = None, after: RecordPosition | None = None
     ) -> list[QuarantinedRecord]:
         """Return dead letters in log order, from behind a position if one is given."""
-        where, values = self._where(selection, by_key=True)
-        if after is not None:
-            where += AFTER_POSITION
-            values += (after.topic, after.topic, after.partition, after.partition, after.offset)
-        rows = self._select(SELECT_DEAD_LETTERS + where + IN_LOG_ORDER + _limit(limit), *values)
+        rows = self._dead_letters(SELECT_DEAD_LETTERS, selection, limit, after)
         return [self._quarantined(row) for row in rows]
 
-    def dead_letter_positions(self, selection: Selection) -> list[RecordPosition]:
+    def dead_letter_beginnings(
+        self, selection: Selection, limit: int | None = None, after: RecordPosition | None = None
+    ) -> list[RecordBeginning]:
+        """Return dead letters as lists show them, as `dead_letters` does."""
+        rows = self._dead_letters(SELECT_DEAD_LETTER_BEGINNINGS, selection, limit, after)
+        return list(map(_beginning, rows))
+
+    def dead_letter_positions(
+        self, selection: Selection, limit: int | None = None
+    ) -> list[RecordPosition]:
         """Return the positions of dead letters in log order."""
         where, values = self._where(selection, by_key=True)
-        rows = self._select(SELECT_DEAD_LETTER_POSITIONS + where + IN_LOG_ORDER, *values)
+        statement = SELECT_DEAD_LETTER_POSITIONS + where + IN_LOG_ORDER + _limit(limit)
+        rows = self._select(statement, *values)
         return [RecordPosition(*row) for row in rows]
+
+    def dead_letter_reasons_at(
+        self, positions: Sequence[RecordPosition]
+    ) -> dict[RecordPosition, str]:
+        """Return which of these positions hold dead letters, and their reasons."""
+        where, values = self._where(Selection(positions=tuple(positions)), by_key=True)
+        rows = self._select(SELECT_DEAD_LETTER_REASONS_AT + where, *values)
+        return {RecordPosition(*row[:3]): row[3] for row in rows}
 
     def dead_letter_ends(self, selection: Selection) -> list[SelectedLog]:
         """Return how far the selected dead letters of each log reach."""
@@ -490,19 +536,14 @@ class Journal:
         order = " ORDER BY {at}, document" + _limit(limit)
         if limit and skip:
             order += f" OFFSET {int(skip)}"
-        return [
-            ParkedHead(
-                row[0],
-                row[1],
-                row[2],
-                row[3] or "",
-                _time(row[4]),
-                RecordPosition(*row[5:8]),
-                row[8] or 0,
-                utc_time(row[9]),
-            )
-            for row in self._select(SELECT_PARKED_HEADS + where + order, *values)
-        ]
+        return list(map(_head, self._select(SELECT_PARKED_HEADS + where + order, *values)))
+
+    def parked_heads_of(self, documents: Iterable[str]) -> list[ParkedHead]:
+        """Return those of these documents that are parked, with the events that block them."""
+        statement = self.connection.sql(SELECT_PARKED_HEADS_AMONG)
+        return list(
+            map(_head, self.connection.select_many(statement, (self.pipeline,), list(documents)))
+        )
 
     def parked_since(
         self, reason: Reason, since: datetime, limit: int, attempts_max: int | None = None
@@ -570,18 +611,27 @@ class Journal:
         """Return the number of a parked document's events."""
         return int(self._select(COUNT_WAITING, document)[0][0])
 
+    def waiting_ends(self, document: str) -> list[RecordPosition]:
+        """Return the last waiting event of a parked document in each partition of each log."""
+        last: dict[tuple[str, int], RecordPosition] = {}
+        for row in self._select(SELECT_WAITING_ENDS, document):
+            place = RecordPosition(*row)
+            log = place.log, place.partition
+            last[log] = max(last.get(log, place), place, key=lambda one: (one.offset, one.result))
+        return list(last.values())
+
     def waiting_events(self, document: str, limit: int | None = None) -> list[QuarantinedRecord]:
         """Return a parked document's events in log order; between partitions by time.
 
         With a limit, only the first ones of each partition.
         """
         rows = self._select(SELECT_WAITING, document, limit or WAITING_MAX)
-        events = [self._parked(row) for row in rows]
-        events.sort(key=lambda one: (one.position.log, one.position.partition, one.record.offset))
-        logs = itertools.groupby(
-            events, key=lambda event: (event.position.log, event.position.partition)
-        )
-        return list(heapq.merge(*(list(log) for _, log in logs), key=lambda event: event.at))
+        return _in_turn(map(self._parked, rows))
+
+    def waiting_beginnings(self, document: str, limit: int | None = None) -> list[RecordBeginning]:
+        """Return a parked document's events as lists show them, as `waiting_events` does."""
+        rows = self._select(SELECT_WAITING_BEGINNINGS, document, limit or WAITING_MAX)
+        return _in_turn(map(_beginning, rows))
 
     def remove_parked(self, positions: Iterable[RecordPosition]) -> int:
         """Remove parked events and return their number."""
@@ -747,16 +797,18 @@ class Journal:
         rows = self._select(SELECT_DECISIONS + where + order, *values)
         return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
 
-    def excluded(self) -> set[RecordPosition]:
+    def excluded(self, bounds: PartitionRange | None = None) -> set[RecordPosition]:
         """Return the positions of the records that were not applied and do not wait."""
-        statement = self._in_topic(SELECT_EXCLUDED)
-        rows = self._select(statement, *self._topics, self.pipeline, *self._topics)
+        where = (*self._topics, *(astuple(bounds) if bounds else ()))
+        statement = self._in_range(SELECT_EXCLUDED, bounds)
+        rows = self._select(statement, *where, self.pipeline, *where)
         return {RecordPosition(*row) for row in rows}
 
-    def unapplied(self) -> set[RecordPosition]:
+    def unapplied(self, bounds: PartitionRange | None = None) -> set[RecordPosition]:
         """Return the positions whose events are not in the table: excluded, or parked."""
-        parked = self._select(self._in_topic(SELECT_PARKED_POSITIONS), *self._topics)
-        return self.excluded() | {RecordPosition(*row) for row in parked}
+        where = (*self._topics, *(astuple(bounds) if bounds else ()))
+        parked = self._select(self._in_range(SELECT_PARKED_POSITIONS, bounds), *where)
+        return self.excluded(bounds) | {RecordPosition(*row) for row in parked}
 
     def unapplied_in_range(self, partition: int, start: int, end: int) -> set[int]:
         """Return the numbers of a range of events that are dead, parked, skipped or dropped.
@@ -788,6 +840,19 @@ class Journal:
                 )
 
     # --- parts ---------------------------------------------------------------------------------
+
+    def _dead_letters(
+        self,
+        statement: str,
+        selection: Selection,
+        limit: int | None,
+        after: RecordPosition | None,
+    ) -> list[tuple[Any, ...]]:
+        where, values = self._where(selection, by_key=True)
+        if after is not None:
+            where += AFTER_POSITION
+            values += (after.topic, after.topic, after.partition, after.partition, after.offset)
+        return self._select(statement + where + IN_LOG_ORDER + _limit(limit), *values)
 
     def _execute(self, statement: str, *parameters: Any) -> int:
         return self.connection.execute(self.connection.sql(statement), parameters)
@@ -880,6 +945,10 @@ class Journal:
             tried_at=utc_time(tried_at),
         )
 
+    def _in_range(self, statement: str, bounds: PartitionRange | None) -> str:
+        """Let a statement about the topic be about a range of offsets only."""
+        return self._in_topic(statement).replace("[range]", IN_OFFSETS if bounds else "")
+
     def _in_topic(self, statement: str) -> str:
         """Let a statement about the topic include the numbered results of its records."""
         if len(self._topics) == 1:
@@ -952,6 +1021,55 @@ def _by_partition(positions: Iterable[RecordPosition]) -> dict[tuple[str, int], 
     for position in positions:
         offsets.setdefault((position.topic, position.partition), []).append(position.offset)
     return offsets
+
+
+def _head(row: tuple[Any, ...]) -> ParkedHead:
+    document, waiting, reason, detail, at, topic, partition, offset, attempts, tried_at = row
+    place = RecordPosition(topic, partition, offset)
+    since, tried = _time(at), utc_time(tried_at)
+    return ParkedHead(document, waiting, reason, detail or "", since, place, attempts or 0, tried)
+
+
+def _beginning(row: tuple[Any, ...]) -> RecordBeginning:
+    topic, partition, offset, timestamp_ms, key, key_bytes, value, value_bytes, *rest = row
+    reason, detail, at = rest
+    return RecordBeginning(
+        RecordPosition(topic, partition, offset),
+        -1 if timestamp_ms is None else timestamp_ms,
+        _whole_characters(_bytes(key), key_bytes),
+        key_bytes,
+        _whole_characters(_bytes(value), value_bytes),
+        value_bytes,
+        reason,
+        detail or "",
+        _time(at),
+    )
+
+
+def _whole_characters(value: bytes | None, size: int | None) -> bytes | None:
+    """Return the beginning of a text without a part of a character at its end."""
+    if value is None or len(value) == size:
+        return value
+    for end in range(len(value), len(value) - UTF8_BYTES_MAX, -1):
+        try:
+            value[:end].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        return value[:end]
+    return value
+
+
+def _in_turn(events: Iterable[Waiting]) -> list[Waiting]:
+    """Sort waiting events: in log order, and between partitions by time."""
+
+    def log_of(event: Waiting) -> tuple[str, int]:
+        return event.position.log, event.position.partition
+
+    def in_log(event: Waiting) -> tuple[str, int, int, int]:
+        return *log_of(event), event.position.offset, event.position.result
+
+    logs = itertools.groupby(sorted(events, key=in_log), key=log_of)
+    return list(heapq.merge(*(list(log) for _, log in logs), key=lambda event: event.at))
 
 
 def _in_applied_order(

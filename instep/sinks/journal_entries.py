@@ -111,6 +111,20 @@ class QuarantinedRecord(msgspec.Struct, frozen=True):
         return ParkedAttempts(self.at, self.attempts, self.tried_at)
 
 
+class RecordBeginning(msgspec.Struct, frozen=True):
+    """A record in quarantine as lists show it: of key and value only the beginnings, and sizes."""
+
+    position: RecordPosition
+    timestamp_ms: int
+    key: bytes | None
+    key_bytes: int | None
+    value: bytes | None
+    value_bytes: int | None
+    reason: str
+    detail: str
+    at: datetime
+
+
 class ReasonCount(msgspec.Struct, frozen=True):
     """The dead letters of one reason: how many, and when the first and the last came."""
 
@@ -173,6 +187,14 @@ class Selection(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return self != Selection()
+
+
+class PartitionRange(msgspec.Struct, frozen=True):
+    """A half-open range of offsets of a partition."""
+
+    partition: int
+    start: int
+    end: int
 
 
 class SelectedLog(msgspec.Struct, frozen=True):

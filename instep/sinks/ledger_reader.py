@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from instep import settings
 from instep.document.reasons import Reason
 from instep.sinks import connecting, inspection, runs, tables, target
+from instep.sinks.journal_entries import LOAD_PREFIX, RESULT_MARK
 from instep.sinks.runs import MinuteSample, Run
 from instep.sinks.stored_values import utc_time
 from instep.sinks.target import Position
@@ -24,7 +25,10 @@ LEDGER, DEAD, PARKED = tables.LEDGER, tables.DEAD_LETTERS, tables.PARKED
 
 
 class LedgerView(msgspec.Struct, frozen=True):
-    """The ledger, the size of the quarantine, the latest run, and the database's time."""
+    """The ledger, the size of the quarantine, the latest run, and the database's time.
+
+    `dead_letters` does not count those of a topic that was replaced.
+    """
 
     ledger: dict[int, Position]
     dead_letters: int
@@ -37,7 +41,12 @@ def read(name: str, pipeline: settings.Pipeline) -> LedgerView:
     """Read the state of a pipeline."""
     with _opened(pipeline) as opened:
         dead = sa.select(sa.func.count()).where(
-            DEAD.c.pipeline == name, DEAD.c.topic == pipeline.topic
+            DEAD.c.pipeline == name,
+            sa.or_(
+                DEAD.c.topic == pipeline.topic,
+                DEAD.c.topic.startswith(f"{pipeline.topic}{RESULT_MARK}", autoescape=True),
+                DEAD.c.topic.startswith(LOAD_PREFIX),
+            ),
         )
         parked = sa.select(sa.func.count(PARKED.c.document.distinct())).where(
             PARKED.c.pipeline == name

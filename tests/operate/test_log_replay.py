@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 
 from instep import errors, settings
-from instep.document.decoding import Decoder, Record
+from instep.document.decoding import Decoder, Event, Record
 from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster
+from instep.kafka.logs import TopicLog
 from instep.operate import dead_letters, log_replay, parked, timeline
 from instep.pipeline.apply.batch import Writer
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
@@ -300,3 +302,50 @@ def test_clock_differences_between_runs_do_not_matter(
         life = timeline.read(session, "a", lambda: Cluster(settings.Kafka(), cluster.bootstrap))
         assert [one.position.offset for one in life.events] == [0, 1, 2]
     assert table(database_url) == [("a", "MADE AGAIN", 2)]
+
+
+def test_under_the_lock_only_the_rest_of_the_log_is_read(
+    new_database: Callable[[str], str],
+    open_sink: Open,
+    cluster: Cluster,
+    topic: str,
+    put: Put,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without an order, only the log can tell which event came later."""
+    url = new_database("sqlite")
+    preparation.prepare(declare(url))
+    pipeline = declare(url, topic=topic, **UNORDERED)
+    sink = open_sink(pipeline)
+    put(("a", {"doc_id": "a"}), event("a", 1, "ONE"))
+    flow(cluster, topic, sink)
+    [(partition, first)] = [
+        (number, position)
+        for number, position in sink.ledger.positions().items()
+        if position.next_offset == 2
+    ]
+    assert sink.journal.dead_letter_count() == 1
+    with MaintenanceSession("contracts", pipeline, "ann") as session:
+        ranges: list[Any] = []
+
+        class Seen(TopicLog):
+            def records(self, wanted: Any) -> Any:
+                ranges.append(wanted)
+                return super().records(wanted)
+
+        monkeypatch.setattr(log_replay, "TopicLog", Seen)
+        overtaken = log_replay.OvertakenInLog(
+            session, lambda: Cluster(settings.Kafka(), cluster.bootstrap)
+        )
+        events = [Event(0, "a", None, None, None, ())]
+        assert overtaken(first, events) == {0}
+        assert overtaken(first, events) == {0}
+        put(event("a", 2, "TWO"))
+        flow(cluster, topic, sink)
+        assert overtaken(sink.ledger.positions()[partition], events) == {0}
+        assert ranges == [{partition: (0, 2)}, {partition: (2, 3)}]
+        # a later event that is in quarantine has overtaken nothing
+        second = [msgspec.structs.replace(events[0], offset=1)]
+        assert overtaken(sink.ledger.positions()[partition], second) == {1}
+        run_sql(url, 'UPDATE instep_dead_letters SET "offset" = 2')
+        assert overtaken(sink.ledger.positions()[partition], second) == set()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from instep import errors
+from instep.document.decoding import Record
 from instep.operate import dead_letters, history, parked, selection, timeline
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import Change
-from instep.sinks import journal
+from instep.sinks import journal, ledger_reader
 from instep.sinks.journal_entries import RecordPosition, Selection
+from instep.sinks.target import Position
 from tests.support.databases import declare, run_sql
 from tests.support.quarantine import session
 from tests.support.transactions import (
@@ -363,3 +365,122 @@ def test_parked_documents_are_found_in_large_batches_too(
         monkeypatch.setattr(journal, "LOOKUP_MAX", limit)
         assert sink.journal.parked_among([f"p{n}" for n in range(3, 10)]) == {"p3", "p4"}
         assert sink.journal.parked_among([f"p{n}" for n in range(4)]) == {"p0", "p1", "p2", "p3"}
+
+
+def test_the_flow_continues_while_a_replay_reads_the_log(
+    database_url: str, open_sink: Open
+) -> None:
+    """Look for later events before the ledger is locked, and again under the lock."""
+    sink = begun(open_sink(declare(database_url)))
+    assert apply(sink, [event(0, "a", 1, note="x"), record(1, "b", b"{broken")]).dead == 1
+    _correct(database_url, event(1, "b", 1))
+    asked: list[int] = []
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def slow(position: Position, _events: Any) -> set[int]:
+        asked.append(position.next_offset)
+        is_reading.set()
+        assert may_go_on.wait(30)
+        return set()
+
+    plan: list[Change] = []
+
+    def look() -> None:
+        with session(database_url) as at:
+            plan.extend(dead_letters.replay(at, Selection(), slow, execute=False))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    assert is_reading.wait(30)
+    apply(sink, [event(2, "a", 2, "LATER")])
+    assert table(database_url) == [("a", "LATER", 2)]
+    may_go_on.set()
+    thread.join(30)
+    assert verdicts_of(plan) == [(1, "applied", None)]
+    assert (asked[0], asked[-1]) == (2, 3)
+
+
+def test_a_dead_letter_that_is_dropped_meanwhile_is_not_replayed(
+    database_url: str, open_sink: Open
+) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [record(0, "a", b"{broken"), record(1, "b", b"{broken")])
+    _correct(database_url, event(1, "b", 1))
+
+    def drop_the_first(_position: Any, _events: Any) -> set[int]:
+        with session(database_url) as at:
+            first = Selection(positions=(RecordPosition(TOPIC, 0, 0),))
+            dead_letters.drop(at, first, "a test", execute=True)
+        return set()
+
+    calls = iter([drop_the_first])
+    with session(database_url) as at:
+        changes = dead_letters.replay(
+            at, Selection(), lambda *asked: next(calls, never)(*asked), execute=True
+        )
+        assert verdicts_of(list(changes)) == [(1, "applied", None)]
+    assert table(database_url) == [("b", "PRINTED", 1)]
+
+
+def test_dropping_is_planned_without_a_lock(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [record(0, "a", b"{broken")])
+    with session(database_url) as at, sink.transaction():
+        sink.ledger.positions(lock=True)
+        plan = dead_letters.drop(at, Selection(), "a test", execute=False)
+    assert verdicts_of(plan) == [(0, "dropped", "NOT_JSON")]
+
+
+def test_dead_letters_of_results_and_loads_are_counted(database_url: str, open_sink: Open) -> None:
+    """Leave out those of a topic that was replaced: nothing can be done about them any more."""
+    pipeline = declare(database_url)
+    sink = begun(open_sink(pipeline))
+    apply(sink, [record(offset, "a", b"{broken") for offset in range(5)])
+    offset = "`offset`" if database_url.startswith("m") else '"offset"'
+    for number, topic in enumerate((f"{TOPIC}#1", "load:7", f"{TOPIC}@old", f"{TOPIC}2")):
+        run_sql(
+            database_url,
+            f"UPDATE instep_dead_letters SET topic = '{topic}' WHERE {offset} = {number}",
+        )
+    assert ledger_reader.read("contracts", pipeline).dead_letters == 3
+    assert sink.journal.dead_letter_count() == 3
+
+
+def test_lists_have_the_beginnings_of_large_records(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    large = event(2, "b", 2, "PRINTED", note="ü" * 100_000)
+    apply(sink, [record(0, "a", b"\xff" * 5_000), event(1, "b", 1, "CREATED"), large])
+    [letter] = sink.journal.dead_letter_beginnings(Selection())
+    assert (letter.key, letter.key_bytes, letter.value_bytes) == (b"a", 1, 5_000)
+    assert letter.value == b"\xff" * journal.BEGINNING_SHOWN_BYTES
+    [waiting] = sink.journal.waiting_beginnings("b")
+    assert waiting.value_bytes == len(large.value or b"")
+    assert waiting.value
+    assert (large.value or b"").startswith(waiting.value)
+    assert waiting.value.decode()
+
+
+def test_the_last_waiting_event_of_each_log_is_known(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    apply(sink, [event(0, "b", 1, "CREATED"), event(1, "b", 2, "PRINTED"), event(2, "b", 3)])
+    assert sink.journal.waiting_ends("b") == [RecordPosition(TOPIC, 0, 2)]
+    [head] = sink.journal.parked_heads_of(["a", "b", "c"])
+    assert (head.document, head.waiting, head.position.offset) == ("b", 2, 1)
+
+
+def test_a_plan_looks_at_a_few_events_of_a_document(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    apply(sink, [event(0, "b", 1, "CREATED"), *(event(n, "b", n + 1) for n in range(1, 6))])
+    with session(database_url) as at:
+        assert len(release.release(at, "b", execute=False, most=2)) == 2
+        assert parked.blocking(at, "b").position.offset == 1
+
+
+def _correct(url: str, corrected: Record) -> None:
+    """Let a dead letter hold what the source should have sent."""
+    offset = "`offset`" if url.startswith("m") else '"offset"'
+    run_sql(
+        url,
+        f"UPDATE instep_dead_letters SET value = {_literal(url, corrected.value)}"
+        f" WHERE {offset} = {corrected.offset}",
+    )

@@ -33,18 +33,22 @@ def release(
     execute: bool,
     reason: str | None = None,
     up_to: Collection[RecordPosition] = (),
+    most: int | None = None,
 ) -> list[Change]:
     """Apply a document's waiting events in one transaction, and return what became of each.
 
     `up_to` has the last event to apply of each log: later events, and those of other logs, keep
-    waiting. Raise NotBlocking if the document waits for none of these events any more.
+    waiting. Raise NotBlocking if the document waits for none of these events any more. With `most`,
+    no more events than that are looked at: enough for a plan, which the flow waits for.
     """
-    return session.retry(lambda: _release(session, document, execute, reason, up_to))
+    return session.retry(lambda: _release(session, document, execute, reason, up_to, most))
 
 
-def waiting_events(session: MaintenanceSession, document: str) -> list[QuarantinedRecord]:
+def waiting_events(
+    session: MaintenanceSession, document: str, most: int | None = None
+) -> list[QuarantinedRecord]:
     """Return the waiting events of a document in log order, or raise NotParked."""
-    waiting = session.sink.journal.waiting_events(document)
+    waiting = session.sink.journal.waiting_events(document, most)[:most]
     if not waiting:
         raise errors.NotParked(
             f"document {document!r} of pipeline {session.name!r} is not parked",
@@ -72,11 +76,12 @@ def _release(
     execute: bool,
     reason: str | None,
     up_to: Collection[RecordPosition],
+    most: int | None,
 ) -> list[Change]:
     sink, at = session.sink, maintenance.now()
     lines: list[Change] = []
     with session.transaction(execute=execute) as ledger:
-        waiting, later = _divide(waiting_events(session, document), up_to)
+        waiting, later = _divide(waiting_events(session, document, most), up_to)
         if not waiting:
             raise errors.NotBlocking(
                 f"document {document!r} of pipeline {session.name!r} waits only for events that"
