@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from instep import settings, sinks
+from instep import durations, settings, sinks
 from instep.document import due
 from instep.document.due import OverdueCounter, OverdueSummary
 from instep.pipeline.progress import Progress
 from instep.sinks import inspection, status_ages
+from instep.sinks.connection import READING
 from instep.sinks.sink import Sink
 
 ALARM = "overdue documents"  # among the alarms of the progress
+LATE_ALARM = "late scans for overdue documents"
 REFRESH_INTERVAL_S = 5.0
 START_PAUSE_S = 5.0  # a run that has just started applies its backlog first
 FAILURE_PAUSE_S = 5.0
@@ -102,7 +104,26 @@ class OverdueWatch:
         pause_s = max(REFRESH_INTERVAL_S, SCAN_SHARE * (ended - began))
         self._scan_at, self._counter = ended + pause_s, counter
         self._horizon = max(HORIZON_MIN, timedelta(seconds=2 * pause_s))
+        self._warn_of_late_scans(timedelta(seconds=ended - began), timedelta(seconds=pause_s))
         return counter
+
+    def _warn_of_late_scans(self, took: timedelta, pause: timedelta) -> None:
+        """Say so if a document may get a status and be overdue between two scans.
+
+        A scan notes only what has the status already. The events themselves are not looked at:
+        that would cost the flow.
+        """
+        short = [status for status, limit in self._limits.items() if limit < pause]
+        sentence = None
+        if short:
+            named = ", ".join(f"{status} ({self._pipeline.due[status]})" for status in short)
+            sentence = (
+                f"overdue documents may be found up to {durations.shown(took + pause)} late: a scan"
+                f" of the table takes {durations.shown(took)}, and the limit of {named} is shorter"
+                " than the pause until the next one; an index on the status column makes scans"
+                " faster"
+            )
+        self._progress.set_alarm(LATE_ALARM, sentence)
 
     def _publish(self, summary: OverdueSummary) -> None:
         self._progress.overdue = summary
@@ -119,7 +140,8 @@ class OverdueWatch:
         if self._sink is not None and epoch and epoch != self._sink_epoch:
             self._close()
         if self._sink is None:
-            self._sink = sinks.open_sink(inspection.inspect(self._name, self._pipeline))
+            target = inspection.inspect(self._name, self._pipeline, READING)
+            self._sink = sinks.open_sink(target, READING)
             self._sink_epoch = epoch
         return self._sink
 

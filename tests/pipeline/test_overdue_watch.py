@@ -14,7 +14,7 @@ from prometheus_client.registry import CollectorRegistry
 from instep.kafka.connection import Cluster
 from instep.operate import status
 from instep.pipeline import metrics, overdue_watch, reporter
-from instep.pipeline.overdue_watch import ALARM, OverdueWatch
+from instep.pipeline.overdue_watch import ALARM, LATE_ALARM, OverdueWatch
 from instep.pipeline.progress import Progress
 from instep.pipeline.runner import Runner
 from instep.sinks import runs, status_ages
@@ -80,8 +80,25 @@ def test_between_two_scans_only_documents_that_are_due_are_read(
     apply(sink, [event(4, "a", 2, "PRINTED", updated_at=START_MS + 60_000)])
     watch._counter = None
     assert found(259) == 0
-    assert progress.alarms == {}
+    assert ALARM not in progress.alarms
     assert found(260) == 1
+    watch._close()
+
+
+def test_a_run_says_if_its_scans_are_too_rare_for_a_limit(
+    new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = declare(new_database("sqlite"), due={"QUEUED": "2m", "FAILED": "2d"})
+    begun(open_sink(pipeline))
+    progress = Progress()
+    watch = OverdueWatch("contracts", pipeline, progress, lambda: 1)
+    watch.refresh()
+    assert LATE_ALARM not in progress.alarms
+    monkeypatch.setattr(overdue_watch, "REFRESH_INTERVAL_S", 3_600)  # as after a slow scan
+    watch._counter = None
+    watch.refresh()
+    assert "up to 1h late" in progress.alarms[LATE_ALARM]
+    assert "the limit of QUEUED (2m) is shorter" in progress.alarms[LATE_ALARM]
     watch._close()
 
 
