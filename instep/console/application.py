@@ -28,14 +28,17 @@ from instep.console import access, live, rendering
 from instep.console.access import Doorkeeper, Person, PolicyMiddleware
 from instep.console.pages import ALL, STREAMS
 from instep.console.requests import REPORT, ConsolePage, PageRequest
+from instep.console.threads import ThreadLimit
 from instep.console.workspace import Workspace
 
 FORM_BYTES_MAX = 4 << 20
 READ_PATIENCE_S = 20.0
 SIGN_IN_BYTES_MAX = 8 << 10
 # Pages, streams and sign-ins have threads of their own: none of them keeps the others waiting.
+PAGE_THREADS, WRITE_THREADS = 32, 8
 # Checking a password takes 64 MB.
-THREADS = {"page": 32, "stream": 8, "sign-in": 4}
+THREADS = {"stream": 8, "sign-in": 4}
+LARGE_FORM_BYTES = 64 << 10  # parsed in a thread
 SIGN_INS_MAX, SIGN_INS_OF_ADDRESS_MAX = 64, 16  # that are checked or wait for it
 SIGN_IN_AGAIN_S = 2
 FAILURE_PAUSE_S = 0.5
@@ -93,6 +96,7 @@ class _Site:
     def __init__(self, workspace: Workspace, door: Doorkeeper, hosts: frozenset[str]) -> None:
         self._workspace, self._door, self._hosts = workspace, door, hosts
         self._limiters: dict[str, CapacityLimiter] = {}
+        self._pages, self._writes = ThreadLimit(PAGE_THREADS), ThreadLimit(WRITE_THREADS)
         self._signing_in: Counter[str] = Counter()  # by address
 
     # --- pages -----------------------------------------------------------------------------------
@@ -106,8 +110,7 @@ class _Site:
                 return person
             form: dict[str, list[str]] = {}
             if request.method == "POST":
-                text = (await _body(request, FORM_BYTES_MAX)).decode("utf-8", "replace")
-                form = parse_qs(text)
+                form = await _form(request)
             view = PageRequest(self._workspace, person, request, form)
             if page.writes and view.no_writes:
                 return _problem(view, errors.InstepError(view.no_writes, "ask an operator"), 403)
@@ -133,19 +136,20 @@ class _Site:
 
     async def _in_thread(self, work: Callable[[], Response], view: PageRequest) -> Response:
         """Answer in a thread. A page that takes too long is given up; a write never is."""
-        if view.request.method not in access.READING:
-            return await anyio.to_thread.run_sync(work, limiter=self._threads("page"))
-        with anyio.move_on_after(READ_PATIENCE_S):
-            return await anyio.to_thread.run_sync(
-                work, abandon_on_cancel=True, limiter=self._threads("page")
+        try:
+            if view.request.method not in access.READING:
+                return await self._writes.run(work)
+            return await self._pages.run(work, READ_PATIENCE_S)
+        except errors.Unreachable as busy:
+            return _problem(view, busy, 503)
+        except TimeoutError:
+            late = errors.Unreachable(
+                f"this page was given up after {READ_PATIENCE_S:.0f} s: a server does not answer",
+                "try again; the other pages do not need to wait for it",
             )
-        late = errors.Unreachable(
-            f"this page was given up after {READ_PATIENCE_S:.0f} s: a server does not answer",
-            "try again; the other pages do not need to wait for it",
-        )
-        return _problem(view, late, 504)
+            return _problem(view, late, 504)
 
-    def _threads(self, kind: Literal["page", "stream", "sign-in"]) -> CapacityLimiter:
+    def _threads(self, kind: Literal["stream", "sign-in"]) -> CapacityLimiter:
         """Return the limiter of a kind of work. It belongs to the event loop that serves."""
         return self._limiters.setdefault(kind, CapacityLimiter(THREADS[kind]))
 
@@ -340,6 +344,13 @@ def _later(following: str, problem: str, wait_s: int) -> HTMLResponse:
 def _sign_in_page(following: str, problem: str = "", status: int = 200) -> HTMLResponse:
     page = rendering.render("sign_in.html", following=following, problem=problem)
     return HTMLResponse(page, status_code=status)
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    text = (await _body(request, FORM_BYTES_MAX)).decode("utf-8", "replace")
+    if len(text) < LARGE_FORM_BYTES:
+        return parse_qs(text)
+    return await anyio.to_thread.run_sync(parse_qs, text)
 
 
 async def _body(request: Request, most: int) -> bytes:

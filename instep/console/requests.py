@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from instep import errors
 from instep.console import rendering
 from instep.console.access import Person
-from instep.console.workspace import Workspace
+from instep.console.workspace import Purpose, Workspace
 from instep.pipeline.apply.maintenance import MaintenanceSession
 
 REPORT = "look at the console's output; if it happens again, report it with that output"
@@ -126,10 +126,11 @@ class PageRequest:
         """Return whether the person has to choose a pipeline first."""
         return not self.text("pipeline") and len(self.workspace.pipelines()) != 1
 
-    def session(self, pipeline: str) -> AbstractContextManager[MaintenanceSession]:
+    def session(
+        self, pipeline: str, purpose: Purpose = "read"
+    ) -> AbstractContextManager[MaintenanceSession]:
         """Open a maintenance session as this person."""
-        writes = self.request.method == "POST"
-        return self.workspace.session(pipeline, self.person.name, writes=writes)
+        return self.workspace.session(pipeline, self.person.name, purpose)
 
     def _given(self, name: str) -> list[str]:
         return list(self._form.get(name) or self.request.query_params.getlist(name))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from instep import errors, settings
+from instep.console.action_runs import ActionRuns
 from instep.console.command_runs import CommandRuns
+from instep.console.reading import STATEMENT_S, ReadingSessions
 from instep.console.sampling import Past, PipelineSampler
 from instep.document.showing import shell_word
 from instep.kafka.connection import Cluster
@@ -24,7 +28,8 @@ from instep.local import registry
 from instep.operate import status
 from instep.operate.status import PipelineStatus
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.sinks import inspection, ledger_reader
+from instep.sinks import ledger_reader
+from instep.sinks.connection import Access
 
 KAFKA_TIMEOUT_S = 5.0
 IDLE_CLIENTS_MAX = 4  # readers, and others, that are kept for the next page
@@ -32,10 +37,17 @@ RESULTS_MAX = 200
 CACHED_MAX = 100
 RECENT_S = 5.0  # then a list of all topics, for example, is read again
 STALE_S = 30.0  # then nobody sees it any more
-INSPECTED_S = 60.0
+KEPT_SHARE = 5  # of the time that the reading took, if that is longer
+READING_PATIENCE_S = 15.0  # then a page says that something is still being read
+PIPELINE_PATIENCE_S = 15.0  # of a page that shows all pipelines, for each of them
+PLAN_LOCK_S = 2.0  # how long a plan waits for a lock; the flow may wait for the plan meanwhile
+PLAN_TRIES_MAX = 3
 NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
 
 Value = TypeVar("Value")
+
+# What a session is for. A plan tries out changes, and rolls them back.
+Purpose = Literal["read", "plan", "change"]
 
 log = logging.getLogger("instep.console")
 
@@ -44,8 +56,21 @@ class RecentValue(msgspec.Struct, Generic[Value], frozen=True):
     """Something that was read from a server, and when."""
 
     value: Value
-    at: datetime
-    read_s: float  # on the monotonic clock
+    at: datetime  # when the reading began
+    ended_s: float  # on the monotonic clock
+    took_s: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether pages still show it: what is slow to read, for longer."""
+        kept_s = max(STALE_S, KEPT_SHARE * self.took_s)
+        return time.monotonic() - self.ended_s < kept_s
+
+    @property
+    def is_old(self) -> bool:
+        """Return whether it is time to read it again."""
+        old_s = max(RECENT_S, self.took_s)
+        return time.monotonic() - self.ended_s >= old_s
 
 
 class ConsoleOptions(msgspec.Struct, frozen=True):
@@ -64,6 +89,7 @@ class Workspace:
         self.declared = loaded.settings
         self.closing = threading.Event()
         self.runs = CommandRuns()
+        self.actions = ActionRuns()
         self.signs_in = False
         self.paths: frozenset[str] = frozenset()  # of the pages that exist with these options
         self.samplers = {
@@ -74,8 +100,12 @@ class Workspace:
         self._clusters: dict[str, Cluster] = {}
         self._cached: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
         self._recent: OrderedDict[Any, RecentValue[Any]] = OrderedDict()
-        self._refreshing: set[Any] = set()
+        self._being_read: dict[Any, Future[RecentValue[Any]]] = {}
         self._results: OrderedDict[str, Any] = OrderedDict()
+        self._reading = {
+            name: ReadingSessions(name, pipeline)
+            for name, pipeline in self.declared.pipelines.items()
+        }
 
     def start(self) -> None:
         """Start the threads that read the pipelines' states."""
@@ -88,6 +118,9 @@ class Workspace:
         for sampler in self.samplers.values():
             sampler.end()
         self.runs.end()
+        self.actions.end()
+        for sessions in self._reading.values():
+            sessions.close()
         with self._lock:
             clusters, self._clusters = self._clusters, {}
         for cluster in clusters.values():
@@ -106,23 +139,60 @@ class Workspace:
         yield self.cluster()
 
     @contextmanager
-    def session(self, name: str, actor: str, *, writes: bool) -> Iterator[MaintenanceSession]:
-        """Open a session in which a person reads or changes what concerns one pipeline.
+    def session(self, name: str, actor: str, purpose: Purpose) -> Iterator[MaintenanceSession]:
+        """Yield a session in which a person reads or changes what concerns one pipeline.
 
-        Inspecting the tables takes longer than most pages. A session that only reads therefore
-        uses an inspection that is up to INSPECTED_S old. After an error, the next session inspects
-        the tables again.
+        Looking at the tables takes longer than most pages, so only who changes something always
+        does it.
         """
-        declared, key = settings.pipeline(self.declared, name), ("inspected", name)
-        inspected = None
-        if not writes:
-            inspected = self.cached(key, INSPECTED_S, lambda: inspection.inspect(name, declared))
+        declared, reading = settings.pipeline(self.declared, name), self._reading[name]
+        if purpose == "read":
+            with reading.borrow() as session:
+                yield session
+            return
         try:
-            with MaintenanceSession(name, declared, actor, inspected=inspected) as session:
+            if purpose == "change":
+                opened = MaintenanceSession(name, declared, actor)
+            else:
+                opened = MaintenanceSession(
+                    name,
+                    declared,
+                    actor,
+                    inspected=reading.target(),
+                    access=Access(statement_s=STATEMENT_S, lock_s=PLAN_LOCK_S),
+                    tries_max=PLAN_TRIES_MAX,
+                )
+            with opened as session:
                 yield session
         except errors.InstepError:
-            self._forget(key)
+            reading.forget()
             raise
+
+    def of_each(
+        self, names: Iterable[str], read: Callable[[str], Value]
+    ) -> tuple[list[tuple[str, Value]], list[tuple[str, Exception]]]:
+        """Return what was read of each pipeline, and the errors of those that did not answer.
+
+        They are read at the same time, so that one database that does not answer hides nothing
+        else.
+        """
+        started = [(name, _started(functools.partial(read, name))) for name in names]
+        deadline_s = time.monotonic() + PIPELINE_PATIENCE_S
+        found: list[tuple[str, Value]] = []
+        problems: list[tuple[str, Exception]] = []
+        for name, future in started:
+            try:
+                value = future.result(max(0.0, deadline_s - time.monotonic()))
+            except TimeoutError:
+                late = f"its servers did not answer within {PIPELINE_PATIENCE_S:.0f} s"
+                problems.append((name, errors.Unreachable(late, "try again later")))
+            except Exception as error:
+                if not isinstance(error, errors.InstepError):
+                    log.exception("reading pipeline %s failed", name)
+                problems.append((name, error))
+            else:
+                found.append((name, value))
+        return found, problems
 
     def sampler(self, name: str) -> PipelineSampler:
         """Return the sampler of a pipeline; raise if it is not declared."""
@@ -144,44 +214,45 @@ class Workspace:
                 self._cached.popitem(last=False)
         return value
 
-    def _forget(self, key: Any) -> None:
-        with self._lock:
-            self._cached.pop(key, None)
-
     def recent(self, key: Any, read: Callable[[], Value]) -> RecentValue[Value]:
-        """Return a value and when it was read: at most STALE_S ago.
+        """Return a value and when it was read: not long ago.
 
-        After RECENT_S it is read again in the background, so that nobody waits for it.
+        After a few seconds it is read again in the background, so that nobody waits for it. All who
+        wait for the same value wait for one reading, which goes on if they give up.
         """
-        now = time.monotonic()
         with self._lock:
             found = self._recent.get(key)
-            age_s = now - found.read_s if found else float("inf")
-            if found and age_s < STALE_S:
-                if age_s >= RECENT_S and key not in self._refreshing:
-                    self._refreshing.add(key)
-                    threading.Thread(target=self._refresh, args=(key, read), daemon=True).start()
-                return found
-        return self._read_recent(key, read)
-
-    def _refresh(self, key: Any, read: Callable[[], Value]) -> None:
+            is_kept = found is not None and found.is_kept
+            reading = self._being_read.get(key)
+            if reading is None and (found is None or not is_kept or found.is_old):
+                read_once = functools.partial(self._read_recent, key, read)
+                reading = self._being_read[key] = _started(read_once)
+        if found is not None and is_kept:
+            return found
+        assert reading is not None
         try:
-            self._read_recent(key, read)
-        except Exception as error:  # noqa: BLE001 - who asks after STALE_S sees it
-            log.debug("reading %s again failed: %r", key, error)
-        finally:
-            with self._lock:
-                self._refreshing.discard(key)
+            return reading.result(READING_PATIENCE_S)
+        except TimeoutError:
+            raise errors.Unreachable(
+                f"this is still being read, after {READING_PATIENCE_S:.0f} s",
+                "load the page again later: it is shown as soon as it is complete",
+            ) from None
 
     def _read_recent(self, key: Any, read: Callable[[], Value]) -> RecentValue[Value]:
-        at, read_s = datetime.now(UTC), time.monotonic()
-        made = RecentValue(read(), at, read_s)
-        with self._lock:
-            self._recent[key] = made
-            self._recent.move_to_end(key)
-            while len(self._recent) > CACHED_MAX:
-                self._recent.popitem(last=False)
-        return made
+        at, began_s = datetime.now(UTC), time.monotonic()
+        try:
+            value = read()
+            ended_s = time.monotonic()
+            made = RecentValue(value, at, ended_s, ended_s - began_s)
+            with self._lock:
+                self._recent[key] = made
+                self._recent.move_to_end(key)
+                while len(self._recent) > CACHED_MAX:
+                    self._recent.popitem(last=False)
+            return made
+        finally:
+            with self._lock:
+                del self._being_read[key]
 
     def keep(self, result: Any) -> str:
         """Keep the result of a write for its page; return its id."""
@@ -270,3 +341,17 @@ class Workspace:
                     self.declared.kafka, address, KAFKA_TIMEOUT_S, idle_max=IDLE_CLIENTS_MAX
                 )
             return self._clusters[address]
+
+
+def _started(work: Callable[[], Value]) -> Future[Value]:
+    """Start a function in a thread that does not keep the console from ending."""
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - who waits for it gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -10,7 +10,8 @@ from instep.document.reasons import Reason
 from instep.kafka import places
 from instep.sinks.journal_entries import LOAD_PREFIX, RESULT_MARK, RecordPosition, Selection
 
-POSITION_CHARACTERS_MAX = 29  # 9 digits, a colon and 19 digits
+PARTITION_MAX, OFFSET_MAX = 2**31 - 1, 2**63 - 1  # of a log, and of the columns
+DIGITS_MAX = 19
 
 
 def select(
@@ -38,18 +39,23 @@ def parse_position(topic: str, text: str) -> RecordPosition:
     """Parse PARTITION:OFFSET in a topic, with #RESULT for a later result, or load:NUMBER:ROW."""
     if text.startswith(LOAD_PREFIX):
         load, _, row = text.removeprefix(LOAD_PREFIX).partition(":")
-        if all(part.isascii() and part.isdigit() and len(part) < 20 for part in (load, row)):
+        if is_number(load, OFFSET_MAX) and is_number(row, OFFSET_MAX):
             return RecordPosition(f"{LOAD_PREFIX}{load}", 0, int(row))
     partition, _, number = text.partition(":")
     offset, mark, result = number.partition(RESULT_MARK)
-    numbers = (partition, offset, result) if mark else (partition, offset)
-    is_position = all(part.isascii() and part.isdigit() for part in numbers)
-    if not is_position or len(text) > POSITION_CHARACTERS_MAX:
+    is_position = is_number(partition, PARTITION_MAX) and is_number(offset, OFFSET_MAX)
+    if not is_position or (mark and not is_number(result, PARTITION_MAX)):
         raise errors.SettingsError(
             f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745, or load:NUMBER:ROW"
         )
     log = f"{topic}{RESULT_MARK}{int(result)}" if mark and int(result) else topic
     return RecordPosition(log, int(partition), int(offset))
+
+
+def is_number(text: str, highest: int) -> bool:
+    """Return whether a text is a number from 0 to the highest one, in digits."""
+    is_short = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return is_short and int(text) <= highest
 
 
 def parse_time(text: str | None) -> datetime | None:

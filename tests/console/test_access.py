@@ -352,6 +352,24 @@ def test_why_a_run_ended_is_hidden_with_the_values(
         assert ("4711" in text) is is_shown
 
 
+def test_reasons_of_decisions_are_hidden_with_the_values(
+    office: ConsoleFolder, console: ConsoleServer, cookie: str, read_only: ConsoleServer
+) -> None:
+    """Without a reason of a person, a decision has the text of the database, which quotes rows."""
+    run_sql(
+        office.url,
+        'INSERT INTO instep_decisions (pipeline, topic, partition, "offset", at, document,'
+        f" action, outcome, reason, actor) VALUES ('{PIPELINE}', 't', 0, 9,"
+        " '2026-11-01 00:00:00', 'd7', 'released', 'REFUSED_BY_TARGET', 'quotes 4711', 'ann')",
+    )
+    for path in (f"/decisions?pipeline={PIPELINE}", "/document?id=d7"):
+        assert "quotes 4711" in answered(console, path, Cookie=cookie).text
+        hidden = answered(read_only, path, Cookie=cookie_of(read_only)).text
+        assert "REFUSED_BY_TARGET" in hidden
+        assert "4711" not in hidden
+    run_sql(office.url, "DELETE FROM instep_decisions WHERE reason = 'quotes 4711'")
+
+
 def test_a_link_from_another_site_works_with_the_cookie(
     console: ConsoleServer, cookie: str
 ) -> None:

@@ -31,6 +31,7 @@ ALL: tuple[ConsolePage, ...] = (
 )
 STREAMS: Mapping[str, Source] = {
     **overview.STREAMS,
+    **actions.STREAMS,
     **cluster.STREAMS,
     **repairs.STREAMS,
 }

@@ -6,9 +6,10 @@ blocks a document now but not then, or a record that arrived later, is left alon
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, timedelta
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -16,6 +17,9 @@ import msgspec
 from starlette.responses import Response
 
 from instep import errors
+from instep.console import rendering
+from instep.console.action_runs import SHOWN, ActionResult, ActionRun
+from instep.console.live import Part
 from instep.console.log_places import place_of, position_at
 from instep.console.requests import DECODING, ConsolePage, PageRequest
 from instep.operate import dead_letters, log_replay, parked, selection
@@ -28,17 +32,20 @@ from instep.sinks.journal_entries import (
     SelectedLog,
     Selection,
 )
-from instep.sinks.stored_values import chunks
 
-SHOWN = 100
 PLANNED_MAX = 500
+PLANNED_EVENTS = 200  # of a document
+PLAN_CHUNK = 100  # dead letters of one transaction: the flow waits for it
+PLAN_S = 5.0  # then the rest of a plan is only counted
+SOON_S = 1.5  # an action that takes longer shows its progress
 # fields that bind an action to its plan: the event that blocks each document, or the last one of
 # each; else how far the selected records reach in each log, and before which time they came
 BLOCKING, LAST, UP_TO, UNTIL = "blocking", "last", "up_to", "until"
 
-ItemKind = Literal["place", "document"]  # of what is selected one by one; the name of its parameter
+# selects no dead letter: no record has this place
+NOTHING = Selection(positions=(RecordPosition("", -1, -1),))
 
-log = logging.getLogger("instep.console")
+ItemKind = Literal["place", "document"]  # of what is selected one by one; the name of its parameter
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -91,43 +98,8 @@ class ActionPlan(msgspec.Struct, frozen=True):
     changes: list[Change]
     missing: dict[str, list[DecisionRecord]] = {}
     more: int = 0  # selected records that the plan leaves out
+    stays: int = 0  # selected dead letters that the action leaves as they are
     bound: list[tuple[str, str]] = []
-
-
-class ActionResult(msgspec.Struct):
-    """What an action has done so far, for its page: the first changes, and the number of all.
-
-    `moved` has documents that another event blocks than in the plan.
-    """
-
-    title: str
-    pipeline: str
-    actor: str
-    at: datetime
-    reason: str
-    commands: list[str]
-    changes: list[Change] = []
-    counts: dict[str, int] = {}
-    missing: dict[str, list[DecisionRecord]] = {}
-    moved: dict[str, str] = {}
-    error: errors.InstepError | None = None
-
-    @property
-    def total(self) -> int:
-        """Return the number of all changes."""
-        return sum(self.counts.values())
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to report."""
-        return not (self.counts or self.missing or self.moved)
-
-    def add(self, changes: Iterable[Change]) -> None:
-        """Add changes that were made."""
-        for change in changes:
-            self.counts[change.verdict] = self.counts.get(change.verdict, 0) + 1
-            if len(self.changes) < SHOWN:
-                self.changes.append(change)
 
 
 class QuarantineAction(msgspec.Struct, frozen=True):
@@ -139,30 +111,59 @@ class QuarantineAction(msgspec.Struct, frozen=True):
     command: tuple[str, str]
     takes: ItemKind
     plan: Callable[[PageRequest, Choice], ActionPlan]
-    execute: Callable[[PageRequest, Choice, ActionResult], None]
+    execute: Callable[[PageRequest, Choice, ActionRun], None]
 
 
 # --- plans ----------------------------------------------------------------------------------------
 
 
+class PlanEnded(Exception):
+    """A plan has taken so long that the rest is only counted."""
+
+
+class PlanTime:
+    """The time that a plan may take: its page must be there long before it is given up."""
+
+    def __init__(self) -> None:
+        self._end_s = time.monotonic() + PLAN_S
+
+    def check(self) -> None:
+        """Raise PlanEnded if the time is over."""
+        if time.monotonic() > self._end_s:
+            raise PlanEnded
+
+
 def _plan_replay(view: PageRequest, choice: Choice) -> ActionPlan:
-    with view.session(choice.pipeline) as session:
+    left = PlanTime()
+    changes: list[Change] = []
+    with view.session(choice.pipeline, "plan") as session:
         chosen = _selection(session, choice)
-        ends = _ends(session, chosen)
-        overtaken = log_replay.OvertakenInLog(session, view.workspace.shared_cluster)
-        changes: list[Change] = []
-        if first := _first_letters(session, chosen):
-            changes = list(dead_letters.replay(session, first, overtaken, execute=False))
-        return _letter_plan(session, choice, ends, changes)
+        all_ends = _ends(session, chosen)
+        ends = _replayed(session, all_ends)
+        overtaken = log_replay.OvertakenInLog(
+            session, view.workspace.shared_cluster, progress=left.check
+        )
+        with contextlib.suppress(PlanEnded):
+            for done in dead_letters.replay_chunks(
+                session,
+                _first_letters(session, chosen, ends),
+                overtaken,
+                execute=False,
+                letters_max=PLAN_CHUNK,
+            ):
+                changes += done
+                left.check()
+        plan = _letter_plan(session, choice, ends, changes)
+    stays = sum(end.count for end in all_ends) - sum(end.count for end in ends)
+    return msgspec.structs.replace(plan, stays=stays)
 
 
 def _plan_drop(view: PageRequest, choice: Choice) -> ActionPlan:
     with view.session(choice.pipeline) as session:
         chosen = _selection(session, choice)
         ends = _ends(session, chosen)
-        changes: list[Change] = []
-        if first := _first_letters(session, chosen):
-            changes = dead_letters.drop(session, first, "", execute=False)
+        first = _first_letters(session, chosen, ends)
+        changes = dead_letters.drop(session, first, "", execute=False)
         return _letter_plan(session, choice, ends, changes)
 
 
@@ -174,23 +175,31 @@ def _letter_plan(
 ) -> ActionPlan:
     missing = _missing_letters(session, _selection(session, choice))
     more = sum(end.count for end in ends) - len(changes)
-    return ActionPlan(changes, missing, more, [] if choice.items else _bound_fields(ends))
+    return ActionPlan(changes, missing, more, bound=[] if choice.items else _bound_fields(ends))
 
 
 def _plan_release(view: PageRequest, choice: Choice) -> ActionPlan:
+    left = PlanTime()
     changes: list[Change] = []
     missing: dict[str, list[DecisionRecord]] = {}
-    with view.session(choice.pipeline) as session:
+    planned = more = 0
+    with view.session(choice.pipeline, "plan") as session:
         names, ends = _documents(session, choice, _selection(session, choice))
-        for name in names[:PLANNED_MAX]:
-            try:
-                changes += release.release(session, name, execute=False)
-            except errors.NotParked:
-                missing[name] = _decisions_about(session, name)
-    bound = _bound_fields(ends)
-    if choice.items:
-        bound = [(LAST, _event_field(one)) for one in _last_events(changes)]
-    return ActionPlan(changes, missing, max(0, len(names) - PLANNED_MAX), bound)
+        bound = _bound_fields(ends)
+        if choice.items:
+            bound = [(LAST, _event_field(*one)) for one in _last_events(session, names)]
+        with contextlib.suppress(PlanEnded):
+            for name in names[:PLANNED_MAX]:
+                left.check()
+                try:
+                    done = release.release(session, name, execute=False, most=PLANNED_EVENTS)
+                except errors.NotParked:
+                    missing[name] = _decisions_about(session, name)
+                else:
+                    changes += done
+                    more += _waiting(session, name) - len(done)
+                planned += 1
+    return ActionPlan(changes, missing, more + len(names) - planned, bound=bound)
 
 
 def _plan_skip(view: PageRequest, choice: Choice) -> ActionPlan:
@@ -204,71 +213,77 @@ def _plan_skip(view: PageRequest, choice: Choice) -> ActionPlan:
     with view.session(choice.pipeline) as session:
         for name in choice.items:
             try:
-                event, _ = parked.skip(session, name, "", execute=False)
+                event = parked.blocking(session, name)
             except errors.NotParked:
                 missing[name] = _decisions_about(session, name)
             else:
                 changes.append(_skipped(name, event))
-    bound = [(BLOCKING, _event_field(one)) for one in changes]
+    bound = [(BLOCKING, _event_field(one.position, one.document)) for one in changes]
     return ActionPlan(changes, missing, bound=bound)
 
 
 # --- execution ------------------------------------------------------------------------------------
 
 
-def _replay(view: PageRequest, choice: Choice, result: ActionResult) -> None:
-    with view.session(choice.pipeline) as session:
+def _replay(view: PageRequest, choice: Choice, run: ActionRun) -> None:
+    with view.session(choice.pipeline, "change") as session:
         chosen = _bound(view, _selection(session, choice))
-        result.missing |= _missing_letters(session, chosen)
+        run.miss(_missing_letters(session, chosen))
+        run.expect(sum(end.count for end in _replayed(session, _ends(session, chosen))))
         overtaken = log_replay.OvertakenInLog(session, view.workspace.shared_cluster)
-        for change in dead_letters.replay(
-            session, chosen, overtaken, execute=True, reason=result.reason
+        for changes in dead_letters.replay_chunks(
+            session, chosen, overtaken, execute=True, reason=run.result.reason
         ):
-            result.add([change])
+            run.add(changes, len(changes))
 
 
-def _drop(view: PageRequest, choice: Choice, result: ActionResult) -> None:
-    with view.session(choice.pipeline) as session:
+def _drop(view: PageRequest, choice: Choice, run: ActionRun) -> None:
+    with view.session(choice.pipeline, "change") as session:
         chosen = _bound(view, _selection(session, choice))
-        result.missing |= _missing_letters(session, chosen)
-        with session.read() as sink:
-            positions = sink.journal.dead_letter_positions(chosen)
-        for chunk in chunks(positions, dead_letters.CHUNK_LETTERS):
-            at = Selection(positions=tuple(chunk))
-            result.add(dead_letters.drop(session, at, result.reason, execute=True))
+        run.miss(_missing_letters(session, chosen))
+        run.expect(sum(end.count for end in _ends(session, chosen)))
+        for changes in dead_letters.drop_chunks(session, chosen, run.result.reason, execute=True):
+            run.add(changes, len(changes))
 
 
-def _release(view: PageRequest, choice: Choice, result: ActionResult) -> None:
+def _release(view: PageRequest, choice: Choice, run: ActionRun) -> None:
     """Release what the plan shows: of documents chosen one by one, the events up to its last."""
+    result = run.result
     planned: dict[str, list[RecordPosition]] = {}
     for position, name in _events(view, LAST):
         planned.setdefault(name, []).append(position)
-    with view.session(choice.pipeline) as session:
+    with view.session(choice.pipeline, "change") as session:
         if not choice.items:
             chosen = _bound(view, _selection(session, choice))
             planned = {name: [] for name in _documents(session, choice, chosen)[0]}
+        run.expect(len(planned))
         for name, last in planned.items():
+            changes: Sequence[Change] = ()
             try:
-                result.add(
-                    release.release(session, name, execute=True, reason=result.reason, up_to=last)
+                changes = release.release(
+                    session, name, execute=True, reason=result.reason, up_to=last
                 )
             except errors.NotParked:
-                result.missing[name] = _decisions_about(session, name)
+                run.miss({name: _decisions_about(session, name)})
             except errors.NotBlocking as error:
-                result.moved[name] = _what_happened(session, last[0], error)
+                run.leave(name, _what_happened(session, last[0], error))
+            run.add(changes)
 
 
-def _skip(view: PageRequest, choice: Choice, result: ActionResult) -> None:
-    with view.session(choice.pipeline) as session:
-        for planned, name in _events(view, BLOCKING):
+def _skip(view: PageRequest, choice: Choice, run: ActionRun) -> None:
+    result, events = run.result, _events(view, BLOCKING)
+    with view.session(choice.pipeline, "change") as session:
+        run.expect(len(events))
+        for planned, name in events:
+            changes: Sequence[Change] = ()
             try:
                 event, _ = parked.skip(session, name, result.reason, execute=True, planned=planned)
+                changes = [_skipped(name, event)]
             except errors.NotParked:
-                result.missing[name] = _decisions_about(session, name)
+                run.miss({name: _decisions_about(session, name)})
             except errors.NotBlocking as error:
-                result.moved[name] = _what_happened(session, planned, error)
-            else:
-                result.add([_skipped(name, event)])
+                run.leave(name, _what_happened(session, planned, error))
+            run.add(changes)
 
 
 def _skipped(name: str, event: QuarantinedRecord) -> Change:
@@ -378,14 +393,56 @@ def _choice(view: PageRequest, action: QuarantineAction) -> Choice:
 
 
 def done(view: PageRequest) -> Response:
-    """Show what an action did."""
-    kept = view.workspace.result(view.require("id"))
-    if not isinstance(kept, ActionResult):
-        raise errors.SettingsError(
-            "the result of this action is not kept any more",
-            "its decisions are: open the page Decisions",
+    """Show what an action did, or how far it is."""
+    values = _done_values(view, view.require("id"))
+    return view.render("done.html", _done_title(values["run"]), **values)
+
+
+def stop(view: PageRequest) -> Response:
+    """Stop an action after its current transaction."""
+    run = view.workspace.actions.find(view.require("id"))
+    run.stop()
+    run.wait(SOON_S)
+    return view.redirect(_done_url(run))
+
+
+def live_action(view: PageRequest) -> Part:
+    """Return the progress of an action as it changes."""
+    name = view.require("id")
+    if view.no_writes:
+        raise errors.InstepError(view.no_writes, "ask an operator")
+
+    def part() -> tuple[object, Callable[[], str]]:
+        updates = view.workspace.actions.find(name).updates
+        return updates, lambda: rendering.render(
+            "done_part.html", view=view, **_done_values(view, name)
         )
-    return view.render("done.html", kept.title, done=kept, shown=SHOWN, row_change=row_change)
+
+    return part
+
+
+def _done_values(view: PageRequest, name: str) -> dict[str, Any]:
+    run = view.workspace.actions.find(name)
+    error = None if run.failure is None else view.problem_of(run.failure)
+    return {
+        "run": run,
+        "done": run.so_far(),
+        "error": error,
+        "shown": SHOWN,
+        "row_change": row_change,
+    }
+
+
+def _done_title(run: ActionRun) -> str:
+    if run.is_running:
+        return f"{run.result.title}: running"
+    if run.failure is not None:
+        return f"{run.result.title}: ended by an error"
+    return f"{run.result.title}: {'stopped' if run.is_stopped else 'done'}"
+
+
+def _done_url(run: ActionRun) -> str:
+    return f"/done?{urlencode({'id': run.id})}"
 
 
 def _problem(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> str | None:
@@ -401,26 +458,24 @@ def _problem(view: PageRequest, action: QuarantineAction, choice: Choice, why: s
 
 
 def _execute(view: PageRequest, action: QuarantineAction, choice: Choice, why: str) -> Response:
-    """Execute the action. After an error midway, show what was done before."""
+    """Start the action, and show its page: most have ended by then.
+
+    An error before anything was done is the answer; after an error midway, the page shows both.
+    """
     planned = ActionPlan([Change(place, name, "") for place, name in _events(view, BLOCKING)])
     planned.bound.extend((UNTIL, text) for text in view.texts(UNTIL))
     result = ActionResult(
-        f"{action.verb}: done",
+        action.verb,
         choice.pipeline,
         view.person.name,
         maintenance.now(),
         why,
         _commands(view, action, choice, planned, why),
     )
-    try:
-        action.execute(view, choice, result)
-    except Exception as error:
-        if result.is_empty:
-            raise
-        log.exception("%s ended early", action.path)
-        result.title = f"{action.verb}: ended by an error"
-        result.error = view.problem_of(error)
-    return view.redirect(f"/done?{urlencode({'id': view.workspace.keep(result)})}")
+    run = view.workspace.actions.start(result, lambda run: action.execute(view, choice, run))
+    if run.wait(SOON_S) and run.failure is not None and result.is_empty:
+        raise run.failure
+    return view.redirect(_done_url(run))
 
 
 def _commands(
@@ -482,9 +537,9 @@ def _bound(view: PageRequest, chosen: Selection) -> Selection:
     return msgspec.structs.replace(chosen, up_to=up_to, until=until)
 
 
-def _event_field(change: Change) -> str:
+def _event_field(position: RecordPosition, document: str | None) -> str:
     """Return an event and its document as the value of a field; see `_events`."""
-    return f"{place_of(change.position)} {change.document}"
+    return f"{place_of(position)} {document}"
 
 
 def _events(view: PageRequest, name: str) -> list[tuple[RecordPosition, str]]:
@@ -496,17 +551,34 @@ def _events(view: PageRequest, name: str) -> list[tuple[RecordPosition, str]]:
     return found
 
 
-def _last_events(changes: Iterable[Change]) -> list[Change]:
-    """Return the last event of each document in each log."""
-    last = {(one.document, one.position.log, one.position.partition): one for one in changes}
-    return list(last.values())
-
-
-def _first_letters(session: MaintenanceSession, chosen: Selection) -> Selection:
-    """Return the first dead letters of a selection, one by one: a plan shows no more."""
+def _last_events(
+    session: MaintenanceSession, names: Sequence[str]
+) -> list[tuple[RecordPosition, str]]:
+    """Return the last waiting event of each document in each log."""
     with session.read() as sink:
-        first = sink.journal.dead_letters(chosen, PLANNED_MAX)
-    return Selection(positions=tuple(letter.position for letter in first))
+        return [(place, name) for name in names for place in sink.journal.waiting_ends(name)]
+
+
+def _waiting(session: MaintenanceSession, document: str) -> int:
+    with session.read() as sink:
+        return sink.journal.waiting_count(document)
+
+
+def _replayed(session: MaintenanceSession, ends: Sequence[SelectedLog]) -> list[SelectedLog]:
+    """Return those logs whose dead letters a replay does not leave as they are."""
+    return [end for end in ends if dead_letters.is_replayed(session, end.end)]
+
+
+def _first_letters(
+    session: MaintenanceSession, chosen: Selection, ends: Sequence[SelectedLog]
+) -> Selection:
+    """Return the first dead letters of these logs, one by one: a plan shows no more."""
+    if not ends:
+        return NOTHING
+    within = msgspec.structs.replace(chosen, up_to=tuple(end.end for end in ends))
+    with session.read() as sink:
+        first = sink.journal.dead_letter_positions(within, PLANNED_MAX)
+    return Selection(positions=tuple(first)) if first else NOTHING
 
 
 def _missing_letters(
@@ -552,5 +624,7 @@ def row_change(change: Change) -> list[tuple[str, Any, Any]]:
 
 PAGES = (
     ConsolePage("/done", done, writes=True),
+    ConsolePage("/done/stop", stop, ("POST",), writes=True),
     *(ConsolePage(path, act, ("GET", "POST"), writes=True) for path in ACTIONS),
 )
+STREAMS: Mapping[str, Callable[[PageRequest], Part]] = {"/live/action": live_action}

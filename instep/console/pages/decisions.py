@@ -36,16 +36,14 @@ def decisions(view: PageRequest) -> Response:
     """Show what people decided, newest first."""
     names = [view.pipeline()] if view.text("pipeline") else list(view.workspace.pipelines())
     cursor = _cursor(view, names)
-    found: list[tuple[str, DecisionRecord]] = []
-    problems: list[tuple[str, errors.InstepError]] = []
-    for name in names:
+
+    def read(name: str) -> list[DecisionRecord]:
         before, after = cursor.of(names, name) if cursor else (None, None)
-        try:
-            with view.session(name) as session, session.read() as sink:
-                latest = sink.journal.recent_decisions(SHOWN + 1, before, after)
-                found += [(name, one) for one in latest]
-        except errors.InstepError as error:
-            problems.append((name, view.problem_of(error)))
+        with view.session(name) as session, session.read() as sink:
+            return sink.journal.recent_decisions(SHOWN + 1, before, after)
+
+    latest, failed = view.workspace.of_each(names, read)
+    found = [(name, one) for name, ones in latest for one in ones]
     # stable: at one time, in the order of the pipelines, and of their logs
     found.sort(key=lambda pair: pair[1].at, reverse=True)
     earlier = None
@@ -61,7 +59,7 @@ def decisions(view: PageRequest) -> Response:
         "decisions.html",
         "Decisions",
         decisions=found[:SHOWN],
-        problems=problems,
+        problems=[(name, view.problem_of(error)) for name, error in failed],
         earlier=earlier,
     )
 

@@ -9,13 +9,14 @@ import msgspec
 from starlette.responses import Response
 
 from instep import errors
+from instep.console import log_places
 from instep.console.requests import ConsolePage, PageRequest
 from instep.document.reasons import EXPLANATIONS
 from instep.kafka import places
 from instep.kafka.admin import tail
 from instep.operate import timeline
 from instep.operate.timeline import Timeline
-from instep.sinks.journal_entries import QuarantinedRecord, RecordPosition, Selection
+from instep.sinks.journal_entries import RecordBeginning, RecordPosition, Selection
 
 NEWEST_MAX = 500  # events, waiting events, dead letters and decisions of a document
 VALUE_CHARACTERS_MAX = 64 * 1024  # of a record on a page
@@ -27,8 +28,8 @@ class FoundDocument(msgspec.Struct, frozen=True):
     pipeline: str
     document: str
     timeline: Timeline
-    waiting: list[QuarantinedRecord]
-    letters: list[QuarantinedRecord]
+    waiting: list[RecordBeginning]
+    letters: list[RecordBeginning]
 
 
 class ShownRecord(msgspec.Struct, frozen=True):
@@ -46,23 +47,15 @@ def document(view: PageRequest) -> Response:
     """Search a document in the pipeline that the URL names, or in all."""
     text = view.require("id")
     names = [view.pipeline()] if view.text("pipeline") else list(view.workspace.pipelines())
-    found: list[FoundDocument] = []
-    problems: list[tuple[str, errors.InstepError]] = []
-    for name in names:
-        try:
-            one = _find(view, name, text)
-        except errors.InstepError as error:
-            problems.append((name, view.problem_of(error)))
-        else:
-            if one.timeline or one.waiting or one.letters:
-                found.append(one)
+    read, failed = view.workspace.of_each(names, lambda name: _find(view, name, text))
+    found = [one for _, one in read if one.timeline or one.waiting or one.letters]
     return view.render(
         "document.html",
         f"Document {text}",
         http_status=200 if found else 404,
         id=text,
         found=found,
-        problems=problems,
+        problems=[(name, view.problem_of(error)) for name, error in failed],
         searched=names,
         newest=NEWEST_MAX,
         commands={
@@ -82,21 +75,16 @@ def record(view: PageRequest) -> Response:
 
 def _find(view: PageRequest, name: str, text: str) -> FoundDocument:
     with view.session(name) as session:
-        found = timeline.read(session, text, view.workspace.shared_cluster, NEWEST_MAX)
+        kept = timeline.in_quarantine(session, text, NEWEST_MAX)
+        found = timeline.read(session, text, view.workspace.shared_cluster, NEWEST_MAX, kept)
         document_id = str(session.decoder.document(text))
-        with session.read() as sink:
-            waiting = sink.journal.waiting_events(document_id, NEWEST_MAX)
-            letters = sink.journal.dead_letters(Selection(document=text), limit=NEWEST_MAX)
-    return FoundDocument(name, document_id, found, waiting[:NEWEST_MAX], letters)
+    return FoundDocument(name, document_id, found, kept.waiting, kept.letters)
 
 
 def _position(view: PageRequest) -> RecordPosition:
-    numbers = [view.require("partition"), view.require("offset")]
-    if not all(text.isascii() and text.isdigit() and len(text) < 20 for text in numbers):
-        raise errors.SettingsError(
-            f"{':'.join(numbers)!r} is not a place", "use PARTITION and OFFSET, as numbers"
-        )
-    return RecordPosition(view.require("topic"), int(numbers[0]), int(numbers[1]))
+    return log_places.position(
+        view.require("topic"), view.require("partition"), view.require("offset")
+    )
 
 
 def _from_quarantine(view: PageRequest, name: str) -> ShownRecord | None:

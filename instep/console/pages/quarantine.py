@@ -10,7 +10,7 @@ from instep.console.requests import ConsolePage, PageRequest
 from instep.operate import selection
 from instep.pipeline import retry_policy
 from instep.pipeline.apply import maintenance
-from instep.sinks.journal_entries import QuarantinedRecord, ReasonCount, Selection
+from instep.sinks.journal_entries import ReasonCount, RecordBeginning, Selection
 
 SHOWN = 100
 
@@ -20,13 +20,13 @@ def dead(view: PageRequest) -> Response:
     name, reason = view.pipeline(), view.text("reason") or None
     after = view.text("after")
     groups: list[ReasonCount] = []
-    letters: list[QuarantinedRecord] = []
+    letters: list[RecordBeginning] = []
     with view.session(name) as session, session.read() as sink:
         groups = sink.journal.dead_letter_reasons(Selection())
         if reason:
             chosen = selection.select(sink.target.topic, (), reason)
             behind = position_at(after) if after else None
-            letters = sink.journal.dead_letters(chosen, SHOWN + 1, behind)
+            letters = sink.journal.dead_letter_beginnings(chosen, SHOWN + 1, behind)
     following = None
     if len(letters) > SHOWN:
         letters = letters[:SHOWN]
