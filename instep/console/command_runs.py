@@ -6,6 +6,7 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -69,8 +70,7 @@ class CommandRun:
 
     def stop(self) -> None:
         """Interrupt it, as Ctrl-C does."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
+        self._signal(signal.SIGINT)
 
     def end(self) -> None:
         """Interrupt it, wait a while, and then kill it."""
@@ -78,7 +78,13 @@ class CommandRun:
         try:
             self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command and what it started, unless it has just ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def _read_output(self) -> None:
         assert self._process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +19,9 @@ from instep.local import paths
 from instep.vet import gathering, judgement
 
 GENERATOR = re.compile(rb'<meta name="generator" content="instep ([a-z]+)">')
-STYLE = re.compile(r"style-src ('sha256-[A-Za-z0-9+/=]{44}')")
+STYLE = re.compile(rb"style-src ('sha256-[A-Za-z0-9+/=]{44}')")
 HEAD_BYTES = 2_000
+KINDS_MAX = 10_000
 REPORT_BYTES_MAX = 50_000_000
 
 
@@ -94,14 +96,15 @@ def reports(view: PageRequest) -> Response:
 def report(view: PageRequest) -> Response:
     """Show a report as it was written, under a policy that lets it run nothing."""
     name = view.require("name")
-    if name not in {one.name for one in _reports()}:
+    if not _is_listed(name) or _report(Path(name)) is None:
         raise errors.SettingsError(
             f"there is no report {name!r} in the working directory", "open the page Reports"
         )
-    text = Path(name).read_text(encoding="utf-8")
+    text = Path(name).read_bytes()
     style = STYLE.search(text[:HEAD_BYTES])
     policy = (
-        f"default-src 'none'; style-src {style[1] if style else access.NOTHING}; img-src data:;"
+        f"default-src 'none'; style-src {style[1].decode() if style else access.NOTHING};"
+        " img-src data:;"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return HTMLResponse(text, headers={"content-security-policy": policy})
@@ -109,18 +112,35 @@ def report(view: PageRequest) -> Response:
 
 def _reports() -> list[ReportFile]:
     here = Path()
-    found = []
-    for file in (*here.glob("*.html"), *here.glob("*/*.html")):
-        try:
-            with file.open("rb") as stream:
-                kind = GENERATOR.search(stream.read(HEAD_BYTES))
-            status = file.stat()
-        except OSError:
-            continue
-        if kind and status.st_size <= REPORT_BYTES_MAX:
-            at = datetime.fromtimestamp(status.st_mtime, UTC)
-            found.append(ReportFile(str(file), kind[1].decode(), at))
-    return sorted(found, key=lambda one: one.at, reverse=True)
+    files = [*here.glob("*.html"), *here.glob("*/*.html")]
+    return sorted(filter(None, map(_report, files)), key=lambda one: one.at, reverse=True)
+
+
+def _is_listed(name: str) -> bool:
+    """Return whether a path is where reports are looked for."""
+    file = Path(name)
+    is_below = not file.is_absolute() and len(file.parts) <= 2 and ".." not in file.parts
+    return is_below and file.suffix == ".html" and "\0" not in name
+
+
+def _report(file: Path) -> ReportFile | None:
+    """Return a file as a report if a command wrote it."""
+    try:
+        status = file.stat()
+        kind = _kind(str(file), status.st_mtime_ns, status.st_size)
+    except OSError:
+        return None
+    if kind is None or status.st_size > REPORT_BYTES_MAX:
+        return None
+    return ReportFile(str(file), kind, datetime.fromtimestamp(status.st_mtime, UTC))
+
+
+@functools.lru_cache(KINDS_MAX)
+def _kind(file: str, _mtime_ns: int, _size: int) -> str | None:
+    """Return the kind of a report; None if the file is none. Files are opened once."""
+    with Path(file).open("rb") as stream:
+        found = GENERATOR.search(stream.read(HEAD_BYTES))
+    return found[1].decode() if found else None
 
 
 def _stored(view: PageRequest, kept: Path, pattern: str, kind: str) -> list[StoredResult]:
