@@ -21,6 +21,7 @@ from instep.cli.options import (
     Execute,
     Master,
     PipelineNames,
+    Why,
 )
 from instep.terminal import Tone
 
@@ -140,6 +141,7 @@ def reconcile(
     execute: Execute = False,
     delete_extra: DeleteExtra = False,
     planned: Planned = None,
+    why: Why = None,
     strict: Strict = False,
     kpi: KpiNames = None,
     archive_name: ArchiveName = None,
@@ -155,8 +157,9 @@ def reconcile(
     """
     if (execute or delete_extra) and not fix:
         raise errors.SettingsError("--execute and --delete-extra require --fix", "add --fix")
-    if planned and not execute:
-        raise errors.SettingsError("--planned requires --execute", "add --fix --execute")
+    for option, value in (("--planned", planned), ("--why", why)):
+        if value and not execute:
+            raise errors.SettingsError(f"{option} requires --execute", "add --fix --execute")
     declared = options.with_master(settings.load(GLOBAL.config), master)
     if kpi:
         others = (pipelines, source, source_url, query, key, from_, out, delete_extra, strict)
@@ -191,6 +194,7 @@ def reconcile(
                 execute=execute,
                 delete_extra=delete_extra,
                 actor=resources.current_user(),
+                reason=why,
                 planned=repair.planned_marks(planned) if planned else None,
             )
         request = job.Request(

@@ -89,6 +89,7 @@ class RepairRequest(msgspec.Struct, frozen=True):
     execute: bool = False
     delete_extra: bool = False
     actor: str = ""
+    reason: str | None = None  # of the person, kept behind what was repaired
     planned: frozenset[str] | None = None
 
 
@@ -335,6 +336,8 @@ class Repairer:
             reason += f" in table {self._further.target.table}"
         if difference.columns:
             reason += " in " + ", ".join(names[number] for number in difference.columns)
+        if self._fix.reason:
+            reason += f": {self._fix.reason}"
         partition, offset = difference.partition, difference.offset
         if partition is None or offset is None or self._from_source:
             partition, offset = NO_PARTITION, next(self._row_numbers)

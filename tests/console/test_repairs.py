@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 from urllib.parse import urlencode
 
 import pytest
 
 from instep.console.command_runs import CommandRuns
+from instep.console.pages import repairs
 from instep.console.server import ConsoleServer
 from instep.console.workspace import ConsoleOptions
 from instep.kafka.connection import Cluster
@@ -20,6 +27,17 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+
+REPORT: dict[str, Any] = {
+    "table": "contract_document",
+    "verdict": "not in step",
+    "rows_file": "rows.jsonl",
+    "repaired": None,
+    "notes": [],
+    "first_rows": [],
+    **dict.fromkeys(repairs.COUNTS, 0),
+}
 
 
 def ledger(office: ConsoleFolder) -> dict[int, int]:
@@ -56,11 +74,76 @@ def test_a_rewind_is_refused_if_the_ledger_has_moved_since(
     before = ledger(office)
     page.get_by_label("Reason, kept").fill("too late")
     page.get_by_role("button", name="Rewind as ann").click()
-    page.get_by_text("The plan has changed").wait_for()
+    page.get_by_text("Nothing was changed: ").wait_for()
+    assert page.get_by_label("Reason, kept").input_value() == "too late"
     assert ledger(office) == before
     run_sql(
         office.url, 'UPDATE instep_ledger SET next_offset = next_offset + 1 WHERE "partition" = 0'
     )
+
+
+@pytest.mark.parametrize(("place", "is_confirmed"), [("start", True), ("end", False)])
+def test_a_busy_pipeline_is_moved_to_a_place_behind_it_only(
+    console: ConsoleServer,
+    office: ConsoleFolder,
+    cluster: Cluster,
+    place: str,
+    is_confirmed: bool,
+) -> None:
+    """Let the ledger move while the plan is looked at and confirmed."""
+    cookie, path = cookie_of(console), f"/rewind/plan?to={place}&partition=0"
+    send(
+        cluster, TOPIC, *(event("behind-the-ledger", number) for number in range(300)), partition=0
+    )
+    with committing(office):
+        plan = answered(console, path, Cookie=cookie)
+        before = ledger(office)[0]
+        wait_until(lambda: ledger(office)[0] > before, "a commit")
+        done = consoles.confirmed(console, cookie, path, plan, "while it commits")
+        after = ledger(office)[0]
+    if is_confirmed:
+        assert (done.status, after < before) == (200, True)
+        decided = "SELECT outcome FROM instep_decisions WHERE reason = 'while it commits'"
+        [(outcome,)] = run_sql(office.url, decided)
+        assert outcome.endswith(" to 0")
+        assert int(outcome.split()[1]) > before
+    else:
+        assert (done.status, after > before) == (409, True)
+        assert "if the pipeline runs, stop it first" in done.text
+
+
+@contextmanager
+def committing(office: ConsoleFolder) -> Iterator[None]:
+    """Move the ledger of partition 0 forward again and again, as a pipeline does."""
+    where = 'WHERE "partition" = 0'
+    [(offset, digest)] = run_sql(
+        office.url, f"SELECT next_offset, last_digest FROM instep_ledger {where}"
+    )
+    ended = threading.Event()
+
+    def commit() -> None:
+        for _ in range(300):
+            if ended.wait(0.02):
+                return
+            run_sql(
+                office.url,
+                "UPDATE instep_ledger SET next_offset = next_offset + 1, last_digest = NULL "
+                + where,
+            )
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        wait_until(lambda: ledger(office)[0] > offset, "a commit")
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        kept = "NULL" if digest is None else f"'{digest}'"
+        run_sql(
+            office.url,
+            f"UPDATE instep_ledger SET next_offset = {offset}, last_digest = {kept} {where}",
+        )
 
 
 def test_a_rewind_goes_to_the_end_that_was_shown(
@@ -128,6 +211,7 @@ def test_reports_are_shown_under_their_own_policy(
     policy = answer.headers["content-security-policy"]
     assert "script-src" not in policy
     assert policy.startswith("default-src 'none'; style-src 'none'")
+    assert policy.endswith("; sandbox")
     page.goto(f"{console.address}report?{urlencode({'name': '../../etc/passwd'})}")
     assert "there is no report" in page.inner_text("main")
 
@@ -177,6 +261,28 @@ def test_a_repair_needs_the_plan_that_was_shown(
     assert len(console.workspace.runs.of(PIPELINE)) == started
 
 
+def test_a_viewer_sees_why_a_comparison_cannot_be_stopped_or_repaired(
+    office: ConsoleFolder, tmp_path: Path
+) -> None:
+    """Show the buttons, disabled, with the reason."""
+    with consoles.serving(office.loaded, ConsoleOptions(read_only=True)) as server:
+        values = {"status": 0, "result.return_value": {"pipelines": [REPORT]}, "lines": []}
+        run = Mock(is_running=False, pipeline=PIPELINE, started_at=datetime.now(UTC), **values)
+        run.configure_mock(name="Comparison with repair plan", id="one", actor="ann", command="")
+        run.ended_at = run.started_at
+        server.workspace.runs._runs.append(run)
+        cookie = cookie_of(server)
+        ended = answered(server, "/reconcile/run?id=one", Cookie=cookie).text
+        run.is_running = True
+        running = answered(server, "/reconcile/run?id=one", Cookie=cookie).text
+        server.workspace.runs._runs.remove(run)
+    for text, button in ((ended, "repair as planned"), (running, "Stop it")):
+        assert re.search(
+            rf'<button[^>]* disabled title="This console is read-only."[^>]*>[^<]*{button}', text
+        )
+        assert '<p class="muted">This console' in text or '<span class="muted">This console' in text
+
+
 def test_a_comparison_is_stopped(page: Page, console: ConsoleServer) -> None:
     page.goto(f"{console.address}reconcile")
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -208,9 +314,12 @@ def test_a_comparison_shows_progress_and_differences(
     page.get_by_text("not in step").first.wait_for(timeout=180_000)
     assert "d0" in page.get_by_role("region", name="Differences").inner_text()
     run_sql(office.url, "DELETE FROM contract_document WHERE doc_no = 'd1'")
+    page.get_by_label("Reason, kept").fill("found in a test")
     page.get_by_role("button", name="Compare again, and repair").click()
     page.get_by_text("1 inserted").wait_for(timeout=180_000)
     kept = "SELECT doc_no FROM contract_document WHERE doc_no IN ('d0', 'd1')"
     assert run_sql(office.url, kept) == [("d0",)]
     assert "d1: it differs otherwise than in the plan" in page.inner_text("main")
     assert "--planned" in page.locator(".command code").inner_text()
+    decided = run_sql(office.url, "SELECT reason FROM instep_decisions WHERE action = 'repaired'")
+    assert [reason.endswith(": found in a test") for (reason,) in decided] == [True]

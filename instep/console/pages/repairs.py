@@ -85,6 +85,10 @@ def start_reconcile(view: PageRequest) -> Response:
     options = list(RECONCILE[kind])
     if kind == "repair":
         options += _planned(view, name)
+        why = view.text("why").strip()
+        if not why:
+            raise errors.SettingsError("a repair needs a reason; nothing was changed", NO_REASON)
+        options += ["--why", why]
     shown = view.workspace.command("reconcile", *options, items=[name])
     config = view.workspace.options.config
     arguments = ["reconcile", *options, "--json"]
