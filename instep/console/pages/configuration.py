@@ -105,7 +105,7 @@ def report(view: PageRequest) -> Response:
     policy = (
         f"default-src 'none'; style-src {style[1].decode() if style else access.NOTHING};"
         " img-src data:;"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox"
     )
     return HTMLResponse(text, headers={"content-security-policy": policy})
 
