@@ -96,14 +96,21 @@ def size(count: int | None) -> Any:
     return f"{amount:.1f} {SIZE_UNITS[unit]}" if unit else f"{count} B"
 
 
-def shown_bytes(value: bytes | None) -> str:
-    """Return a record's key or value: as text if it is UTF-8."""
-    if value is None:
-        return "null"
+def shown_bytes(value: bytes) -> str:
+    """Return a record's key or value: as text if it is UTF-8, else in hexadecimal."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
-        return str(value)
+        return value.hex(" ")
+
+
+def is_text(value: bytes) -> bool:
+    """Return whether bytes are UTF-8."""
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def shortened(value: str | None, characters: int) -> str:
@@ -157,6 +164,7 @@ def environment() -> jinja2.Environment:
         "shown_bytes": shown_bytes,
         "size": size,
     }
+    made.tests["text"] = is_text
     made.globals |= {"asset": asset, "field": field, "HIDDEN": HIDDEN, "UNKNOWN": UNKNOWN}
     return made
 

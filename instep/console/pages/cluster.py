@@ -33,6 +33,7 @@ VALUE_CHARACTERS = 300
 SHOWN_MOVE = re.compile(r"([^: ]+):([0-9]{1,9}):(?:[0-9]{1,19}|None):([0-9]{1,19})")
 
 log = logging.getLogger("instep.console")
+audit = logging.getLogger("instep.console.audit")  # Kafka does not keep who has moved a group
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -143,6 +144,18 @@ class RecordSearch(msgspec.Struct, frozen=True):
     condition: str
     limit: int
     uncommitted: bool
+    older_than: str = ""  # the offsets of the partitions before which records are wanted
+    newer_from: str = ""  # or from which on
+
+    @property
+    def is_conditional(self) -> bool:
+        """Return whether not every record matches."""
+        return bool(self.key or self.condition)
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """Return the key that records must have."""
+        return self.key.encode() if self.key else None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -180,9 +193,13 @@ def records(view: PageRequest) -> Response:
     wanted: TailRange | None = None
     problem: errors.InstepError | None = None
     is_live = bool(view.text("live"))
+    older: dict[str, Any] | None = None
+    newer: dict[str, Any] | None = None
     if not is_live:
         try:
-            wanted, found = _read(view.workspace.cluster(), search)
+            cluster = view.workspace.cluster()
+            wanted, found = _read(cluster, search)
+            older, newer = _neighbours(cluster, search, wanted, found)
         except errors.SettingsError as error:  # the form stays, to be corrected
             problem = error
     return view.render(
@@ -197,7 +214,11 @@ def records(view: PageRequest) -> Response:
         most=FOLLOWED_MAX,
         characters=VALUE_CHARACTERS,
         url=f"/live/records?{urlencode(search.values)}",
-        command_line=view.workspace.command(*search.command(follow=is_live), items=[search.topic]),
+        older=older,
+        newer=newer,
+        command_line=None
+        if search.older_than or search.newer_from
+        else view.workspace.command(*search.command(follow=is_live), items=[search.topic]),
     )
 
 
@@ -228,9 +249,7 @@ def live_records(view: PageRequest) -> Part:
         except errors.SettingsError as error:
             ended.append(error)
             raise
-        mark = StreamPlace(
-            " ".join(f"{part}:{offset}" for part, offset in sorted(positions.items()))
-        )
+        mark = StreamPlace(_offsets_text(positions))
         return mark, lambda: rendering.render(
             "records_part.html",
             view=view,
@@ -244,22 +263,36 @@ def live_records(view: PageRequest) -> Part:
 def _followed_from(view: PageRequest, search: RecordSearch) -> dict[int, int]:
     """Return the offsets from which on records are followed."""
     cluster = view.workspace.cluster()
-    key = search.key.encode() if search.key else None
     place = places.parse_range(search.place or "end")
     wanted = tail.resolve_range(
-        cluster, search.topic, place, search.partitions, key, committed=not search.uncommitted
+        cluster,
+        search.topic,
+        place,
+        search.partitions,
+        search.key_bytes,
+        committed=not search.uncommitted,
     )
     begin = {number: start for number, (start, _) in wanted.ranges.items()}
     # browsers send the header when they connect again by themselves
     after = view.request.headers.get("last-event-id") or view.text("after")
-    for text in after.split():
-        partition, _, offset = text.partition(":")
-        numbers = (partition, offset)
-        if not all(one.isascii() and one.isdigit() and len(one) < 20 for one in numbers):
+    return begin | {part: offset for part, offset in _offsets(after).items() if part in begin}
+
+
+def _offsets(text: str) -> dict[int, int]:
+    """Parse an offset of each partition, as the URLs of these pages have them."""
+    found = {}
+    for one in text.split():
+        partition, _, offset = one.partition(":")
+        if not all(
+            part.isascii() and part.isdigit() and len(part) < 20 for part in (partition, offset)
+        ):
             raise errors.SettingsError("the URL has a wrong place", "reload the page")
-        if int(partition) in begin:
-            begin[int(partition)] = int(offset)
-    return begin
+        found[int(partition)] = int(offset)
+    return found
+
+
+def _offsets_text(found: Mapping[int, int]) -> str:
+    return " ".join(f"{partition}:{offset}" for partition, offset in sorted(found.items()))
 
 
 def _fresh(cluster: Cluster, search: RecordSearch, positions: dict[int, int]) -> FollowedRecords:
@@ -267,21 +300,14 @@ def _fresh(cluster: Cluster, search: RecordSearch, positions: dict[int, int]) ->
     committed = not search.uncommitted
     now = offsets.latest(cluster, search.topic, list(positions), committed)
     # of a burst, the newest records are enough; those that match may be few among many
-    is_conditional = bool(search.key or search.condition)
     scanned = FOLLOWED_SCAN_MAX // max(1, len(positions))
-    most = max(FOLLOWED_MAX, scanned) if is_conditional else FOLLOWED_MAX
+    most = max(FOLLOWED_MAX, scanned) if search.is_conditional else FOLLOWED_MAX
     moved_back = sorted(number for number, start in positions.items() if now[number] < start)
     starts = {number: min(start, now[number]) for number, start in positions.items()}
     ranges = {
         number: (max(start, now[number] - most), now[number]) for number, start in starts.items()
     }
-    wanted = TailRange(
-        search.topic,
-        ranges,
-        newest_first=True,
-        committed=committed,
-        key=search.key.encode() if search.key else None,
-    )
+    wanted = _tail_range(search, ranges, newest_first=True)
     found: list[TailRecord] = []
     if wanted.offsets:
         with regexes.opened() as opened:
@@ -313,28 +339,107 @@ def _search(view: PageRequest) -> RecordSearch:
         view.text("filter"),
         view.integer("limit", SHOWN, RECORDS_MAX),
         bool(view.text("uncommitted")),
+        view.text("older"),
+        view.text("newer"),
     )
 
 
 def _read(cluster: Cluster, search: RecordSearch) -> tuple[TailRange, list[TailRecord]]:
+    if search.older_than:
+        return _read_older(cluster, search, _offsets(search.older_than))
+    if search.newer_from:
+        return _read_newer(cluster, search, _offsets(search.newer_from))
     committed = not search.uncommitted
-    key = search.key.encode() if search.key else None
-    if not search.place and key is None and not search.condition:
+    if not search.place and not search.is_conditional:
         return tail.newest(
             cluster, search.topic, search.limit, search.partitions, committed=committed
         )
     place = places.parse_range(search.place or "start")
     wanted = tail.resolve_range(
-        cluster, search.topic, place, search.partitions, key, committed=committed
+        cluster, search.topic, place, search.partitions, search.key_bytes, committed=committed
     )
-    if (key is not None or search.condition) and wanted.offsets > SCANNED_MAX:
+    if search.is_conditional and wanted.offsets > SCANNED_MAX:
         raise errors.SettingsError(
             f"the search would read {wanted.offsets:,} records",
             f"choose a later place to search at most {SCANNED_MAX:,}, or use the command below",
         )
+    return wanted, _found(cluster, search, wanted)
+
+
+def _read_older(
+    cluster: Cluster, search: RecordSearch, ends: dict[int, int]
+) -> tuple[TailRange, list[TailRecord]]:
+    """Read the last records before these offsets.
+
+    Markers, compacted records and those that do not match take offsets: read more if need be.
+    """
+    first = offsets.earliest(cluster, search.topic, list(ends))
+    back = search.limit
+    while True:
+        ranges = {part: (max(first[part], end - back), end) for part, end in ends.items()}
+        wanted = _tail_range(search, ranges, newest_first=True)
+        found = _found(cluster, search, wanted)
+        is_whole = all(start <= first[part] for part, (start, _) in ranges.items())
+        if len(found) >= search.limit or is_whole:
+            return wanted, found
+        if wanted.offsets * tail.WIDEN_FACTOR > SCANNED_MAX:
+            return wanted, found
+        back *= tail.WIDEN_FACTOR
+
+
+def _read_newer(
+    cluster: Cluster, search: RecordSearch, starts: dict[int, int]
+) -> tuple[TailRange, list[TailRecord]]:
+    """Read the first records from these offsets on."""
+    now = offsets.latest(cluster, search.topic, list(starts), not search.uncommitted)
+    most = SCANNED_MAX // len(starts)
+    ranges = {part: (start, min(now[part], start + most)) for part, start in starts.items()}
+    wanted = _tail_range(search, ranges, newest_first=False)
+    return wanted, _found(cluster, search, wanted)
+
+
+def _tail_range(
+    search: RecordSearch, ranges: dict[int, tuple[int, int]], *, newest_first: bool
+) -> TailRange:
+    return TailRange(
+        search.topic,
+        ranges,
+        newest_first=newest_first,
+        committed=not search.uncommitted,
+        key=search.key_bytes,
+    )
+
+
+def _found(cluster: Cluster, search: RecordSearch, wanted: TailRange) -> list[TailRecord]:
     with regexes.opened() as opened:
         matches = _condition(search, opened)
-        return wanted, list(tail.records(cluster, wanted, matches, search.limit))
+        return list(tail.records(cluster, wanted, matches, search.limit))
+
+
+def _neighbours(
+    cluster: Cluster, search: RecordSearch, wanted: TailRange, found: list[TailRecord]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the URLs' parameters of the records before and behind; None where the log ends."""
+    older = {part: start for part, (start, _) in wanted.ranges.items()}
+    newer = {part: max(start, end) for part, (start, end) in wanted.ranges.items()}
+    if not older:
+        return None, None
+    if len(found) >= search.limit:  # the rest of the range is not shown
+        shown: dict[int, list[int]] = {}
+        for one in found:
+            shown.setdefault(one.partition, []).append(one.offset)
+        if wanted.newest_first:
+            older = {part: min(shown.get(part, [end])) for part, end in newer.items()}
+        else:
+            newer = {part: max(shown.get(part, [start - 1])) + 1 for part, start in older.items()}
+    first = offsets.earliest(cluster, search.topic, list(older))
+    now = offsets.latest(cluster, search.topic, list(older), not search.uncommitted)
+    has_older = any(offset > first[part] for part, offset in older.items())
+    has_newer = any(offset < now[part] for part, offset in newer.items())
+    return (
+        {**search.values, "from": "", "older": _offsets_text(older)} if has_older else None,
+        {**search.values, "from": "", "newer": _offsets_text(newer)} if has_newer else None,
+    )
 
 
 def _condition(search: RecordSearch, opened: regexes.Regexes) -> Condition | None:
@@ -409,6 +514,7 @@ def reset(view: PageRequest) -> Response:
     )
     if view.request.method == "POST":
         results = resets.execute(cluster, name, _as_shown(view, cluster, name))
+        audit.info("%s has reset a group: %s", view.person.name, command)
         kept = DoneReset(name, view.person.name, results, command)
         return view.redirect(f"/group/reset/done?{urlencode({'id': view.workspace.keep(kept)})}")
     pairs = resets.select_partitions(cluster, name, chosen, all_topics=not chosen)

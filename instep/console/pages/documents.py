@@ -65,11 +65,15 @@ def document(view: PageRequest) -> Response:
 
 
 def record(view: PageRequest) -> Response:
-    """Show the raw record at a position: from quarantine if it is there, else from the topic."""
-    name = view.pipeline()
-    shown = _from_quarantine(view, name) or _from_topic(view)
+    """Show the raw record at a position: from a pipeline's quarantine, or from the topic."""
+    kept = _from_quarantine(view, view.pipeline()) if view.text("pipeline") else None
+    shown = kept or _from_topic(view)
     return view.render(
-        "record.html", f"Record {shown.position}", record=shown, most=VALUE_CHARACTERS_MAX
+        "record.html",
+        f"Record {shown.position}",
+        record=shown,
+        most=VALUE_CHARACTERS_MAX,
+        command_line=None if kept else _peek_command(view, shown.position),
     )
 
 
@@ -126,6 +130,11 @@ def _from_topic(view: PageRequest) -> ShownRecord:
         f"topic {position.log!r} holds no record at {position}",
         "it has expired, was compacted, or is the marker of a transaction",
     )
+
+
+def _peek_command(view: PageRequest, position: RecordPosition) -> str:
+    place = ["--partition", str(position.partition), "--offset", str(position.offset)]
+    return view.workspace.command("peek", *place, "--limit", "1", items=[position.log])
 
 
 def document_url(name: str, document_id: str) -> str:
