@@ -62,7 +62,6 @@ PAGES = [
         for folder in (*PACKAGES, "examples")
         for kind in ("*.html", "*.css", "*.js", "*.java")
         for file in sorted((ROOT / folder).rglob(kind))
-        if file.name != "htmx.min.js"  # not ours
     ),
 ]
 

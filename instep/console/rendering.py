@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ FRESHNESS_BOUND_S = 300.0  # of the last bucket but one: beyond it only "longer"
 SIZE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 CHANGED_IN_FORMS = "\r\n\0"
 ENCODED = ".encoded"  # behind the name of a field whose value is percent-encoded
+ISO_TIME = re.compile(r"\b([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -49,6 +51,21 @@ def instant(at: datetime | None) -> markupsafe.Markup:
         f"{utc:%Y-%m-%d %H:%M:%S} UTC",
         f"{utc:%Y-%m-%d %H:%M:%S} UTC",
     )
+
+
+def dated(text: str) -> markupsafe.Markup:
+    """Return a sentence of a command, with its times as those of other places on the page."""
+    made = markupsafe.Markup()
+    for number, part in enumerate(ISO_TIME.split(plain(text))):
+        made += _instant_of(part) if number % 2 else markupsafe.escape(part)
+    return made
+
+
+def _instant_of(text: str) -> markupsafe.Markup:
+    try:
+        return instant(datetime.fromisoformat(text))
+    except ValueError:  # digits that are no time
+        return markupsafe.escape(text)
 
 
 def instant_ms(at_ms: int | None) -> Any:
@@ -154,6 +171,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "dated": dated,
         "exact": exact,
         "freshness": freshness,
         "instant": instant,

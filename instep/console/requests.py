@@ -81,7 +81,7 @@ class PageRequest:
     @property
     def is_fragment(self) -> bool:
         """Return whether only a part of the page is wanted."""
-        return self.request.headers.get("hx-request") == "true"
+        return self.request.headers.get("x-fragment") == "true"
 
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter of the form, else of the URL."""

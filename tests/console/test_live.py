@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
+from instep import errors
 from instep.console import live, regexes
 from instep.console.pages import cluster as cluster_pages
 from instep.console.pages import overview
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 LOST = "The connection to the console is lost"
-STILL_HERE = ": still here"
+STILL_HERE = "event: ping"
 ENDED = "Open the start URL that it printed last"
 
 
@@ -104,11 +106,11 @@ def test_an_unchanged_error_is_sent_once(
         broken.setattr(overview, "_overview_values", fail)
         with streaming(console, "/live/overview", cookie_of(console)) as stream:
             wait_until(lambda: STILL_HERE in stream.lines, "a sign of life")
-            assert stream.parts == 1
+            assert (stream.parts, stream.lines.count("event: problem")) == (0, 1)
             assert any("unexpected error: RuntimeError" in line for line in stream.lines)
             broken.undo()
             # the next sample may come meanwhile
-            wait_until(lambda: stream.parts >= 2, "the part itself")
+            wait_until(lambda: stream.parts >= 1, "the part itself")
 
 
 def test_a_pipeline_with_the_name_of_a_page_has_its_own_part(office: ConsoleFolder) -> None:
@@ -288,3 +290,153 @@ def test_a_page_of_an_ended_session_says_so_and_stops(
         wait_until(lambda: bool(asked), "a request")
     assert [url.rpartition("?")[2] for url in asked] == ["after"]
     assert page.get_by_text(ENDED).is_visible()
+
+
+def test_a_connection_that_is_lost_without_a_word_is_noticed(
+    open_page: Callable[[str], Page], office: ConsoleFolder
+) -> None:
+    """Stop the console's process: its connections stay open, and nothing comes any more."""
+    with consoles.started(office) as (process, start_url):
+        page = open_page("about:blank")
+        page.clock.install()
+        with page.expect_response("**/live/overview"):
+            page.goto(start_url)
+        page.clock.fast_forward(20_000)
+        assert page.get_by_text(LOST).is_hidden()
+        process.send_signal(signal.SIGSTOP)
+        page.clock.fast_forward(26_000)
+        page.get_by_text(LOST).wait_for()
+        page.clock.fast_forward(26_000)
+        process.send_signal(signal.SIGCONT)
+        page.get_by_text(LOST).wait_for(state="hidden")
+
+
+def test_a_server_that_does_not_answer_is_no_lost_connection(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send signs of life while a part is read."""
+    monkeypatch.setattr(live, "PING_S", 0.1)
+    go_on = threading.Event()
+    monkeypatch.setattr(overview, "_numbers", lambda *_: go_on.wait(60))
+    with streaming(console, "/live/overview", cookie_of(console)) as stream:
+        wait_until(lambda: stream.lines.count(STILL_HERE) > 2, "signs of life")
+        go_on.set()
+
+
+def test_a_stream_asks_to_be_opened_again_after_a_while(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a proxy see a request from time to time: only then can it refuse a person."""
+    monkeypatch.setattr(live, "LIFE_S", 0.2)
+    monkeypatch.setattr(live, "TICK_S", 0.05)
+    with streaming(console, "/live/overview", cookie_of(console)) as stream:
+        wait_until(lambda: stream.has_ended, "the end of the stream")
+        assert "event: again" in stream.lines
+
+
+def test_a_page_opens_its_stream_again_without_a_word(
+    open_page: Callable[[str], Page], console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIFE_S", 0.2)
+    monkeypatch.setattr(live, "TICK_S", 0.05)
+    page = open_page(console.start_url)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+
+    def is_open_again() -> bool:
+        page.wait_for_timeout(50)
+        return len(asked) > 2
+
+    wait_until(is_open_again, "further streams")
+    assert all("/live/overview" in url for url in asked)
+    page.wait_for_timeout(300)
+    assert page.locator("#connection").is_hidden()
+    assert not page.get_by_text(LOST).is_visible()
+
+
+READ_AT = "[...document.querySelectorAll('dt')].find(t => t.textContent == 'Read')"
+READ_TIME = f"{READ_AT}.nextElementSibling.textContent.trim()"
+
+
+def test_a_part_changes_without_losing_scroll_focus_and_selection(
+    open_page: Callable[[str], Page], console: ConsoleServer
+) -> None:
+    page = open_page(console.start_url)
+    page.set_viewport_size({"width": 400, "height": 740})
+    page.goto(f"{console.address}pipeline?pipeline={PIPELINE}")
+    kept = """() => {
+      const wide = document.querySelector('#live .wide');
+      return [wide.scrollLeft, document.activeElement === wide, String(getSelection())];
+    }"""
+    page.evaluate(
+        """() => {
+          const wide = document.querySelector('#live .wide');
+          wide.scrollLeft = 60;
+          wide.focus();
+          getSelection().selectAllChildren(wide.querySelector('thead th'));
+        }"""
+    )
+    before = page.evaluate(kept)
+    assert before == [60, True, "Partition"]
+    for _ in range(2):
+        shown = page.evaluate(READ_TIME)
+        page.wait_for_function(f"before => {READ_TIME} != before", arg=shown)
+    assert page.evaluate(kept) == before
+
+
+def test_focus_stays_with_its_pipeline_when_the_order_changes(
+    office: ConsoleFolder, open_page: Callable[[str], Page]
+) -> None:
+    declared = office.loaded.settings
+    both = {**declared.pipelines, "copies of <b>": office.pipeline}
+    several = msgspec.structs.replace(
+        office.loaded, settings=msgspec.structs.replace(declared, pipelines=both)
+    )
+    with consoles.serving(several) as server:
+        page = open_page(server.start_url)
+        page.get_by_role("button", name="Pause updates").click()
+        page.get_by_role("link", name="copies of <b>").focus()
+        page.evaluate(
+            """() => {
+              const area = document.querySelector('#live');
+              const fresh = area.cloneNode(true);
+              const body = fresh.querySelector('tbody');
+              body.append(body.firstElementChild);
+              window.rows = [...area.querySelectorAll('tbody tr')];
+              update(area, fresh.innerHTML);
+            }"""
+        )
+        assert page.evaluate("document.activeElement.textContent") == "copies of <b>"
+        # the rows are the same elements in another order
+        assert page.evaluate(
+            "rows[0] === document.querySelectorAll('#live tbody tr')[1]"
+            " && rows[1] === document.querySelectorAll('#live tbody tr')[0]"
+        )
+
+
+def test_updates_are_paused_and_continued(page: Page, console: ConsoleServer) -> None:
+    page.goto(f"{console.address}pipeline?pipeline={PIPELINE}")
+    page.get_by_role("button", name="Pause updates").click()
+    page.get_by_text("this page shows the state of then").wait_for()
+    shown = page.evaluate(READ_TIME)
+    page.wait_for_timeout(4_500)  # longer than a sample takes
+    assert page.evaluate(READ_TIME) == shown
+    page.get_by_role("button", name="Continue updates").click()
+    page.wait_for_function(f"before => {READ_TIME} != before", arg=shown)
+    assert page.get_by_text("this page shows the state of then").count() == 0
+
+
+def test_a_problem_with_followed_records_is_above_them(
+    page: Page, console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep the records that are shown, and leave the table a table."""
+
+    def fail(*_: object) -> None:
+        raise errors.BrokerUnreachable("the cluster does not answer", "start it")
+
+    monkeypatch.setattr(cluster_pages, "_followed_from", fail)
+    page.goto(f"{console.address}records?{urlencode({'topic': TOPIC, 'live': '1'})}")
+    page.get_by_text("Unknown: the cluster does not answer").wait_for()
+    assert page.locator("tbody > :not(tr)").count() == 0
+    monkeypatch.undo()
+    page.get_by_text("Unknown: the cluster does not answer").wait_for(state="detached")

@@ -290,8 +290,29 @@ def test_a_command_can_be_copied(page: Page, console: ConsoleServer) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{console.address}topics")
     page.get_by_role("button", name="Copy").click()
-    page.get_by_role("button", name="Copied").wait_for()
+    page.get_by_text("Copied", exact=True).wait_for()
     assert page.evaluate("navigator.clipboard.readText()").startswith("instep topics list")
+
+
+def test_a_command_is_copied_without_https(page: Page, console: ConsoleServer) -> None:
+    """Browsers have no clipboard API on pages of plain HTTP from other machines."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{console.address}groups")
+    page.evaluate(
+        "window.read = navigator.clipboard.readText.bind(navigator.clipboard);"
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined})"
+    )
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("status").get_by_text("Copied", exact=True).wait_for()
+    assert page.evaluate("window.read()").startswith("instep groups list")
+    page.goto(f"{console.address}groups")
+    page.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined});"
+        "document.execCommand = () => false"
+    )
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_text("Selected: copy it").wait_for()
+    assert page.evaluate("String(getSelection())").startswith("instep groups list")
 
 
 def test_the_first_page_is_small(browser: Browser, console: ConsoleServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from instep import errors
 from instep.console import charts, rendering
 from instep.console.charts import ChartLine
 from instep.console.pages import overview
@@ -21,24 +21,6 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-# files of other projects, unchanged, with the package that each came from
-VENDORED = {
-    "htmx.min.js": (
-        "npm htmx.org 2.0.11, dist/htmx.min.js",
-        "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717",
-    ),
-    "htmx.LICENSE": (
-        "npm htmx.org 2.0.11, LICENSE",
-        "d3d2456f76414f2456104660ebd65aff1c04cd7966b942bdabd63f3cdb316a38",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", VENDORED)
-def test_a_vendored_file_is_unchanged(name: str) -> None:
-    content = (rendering.STATIC / name).read_bytes()
-    assert hashlib.sha256(content).hexdigest() == VENDORED[name][1]
 
 
 def test_the_start_url_opens_the_overview(page: Page, console: ConsoleServer) -> None:
@@ -173,7 +155,55 @@ def test_a_gap_in_a_chart_is_a_gap() -> None:
     line = ChartLine("lag", [(-30.0, 1.0), (-20.0, None), (-10.0, 3.0)])
     drawn = charts.chart("Lag", "records", [line], 60.0)
     assert drawn.count("<polyline") == 2
+    apart = ChartLine("lag", [(-500.0, 1.0), (-440.0, 2.0), (-200.0, 3.0), (-190.0, 4.0)])
+    assert charts.chart("Lag", "records", [apart], 600.0).count("<polyline") == 2
     assert "no values yet" in charts.chart("Lag", "records", [ChartLine("lag", [])], 60.0)
+
+
+def test_the_charts_begin_with_what_the_runs_have_kept() -> None:
+    """Ask for the past until it is known, and put it before the first sample."""
+    answers: list[list[tuple[float, dict[str, float | None]]]] = []
+
+    def read_past() -> list[tuple[float, dict[str, float | None]]]:
+        if not answers:
+            answers.append([])
+            raise errors.DatabaseUnreachable("no answer")
+        kept = {"lag": 7.0, "applied": 1.0, "p50": None, "p99": None}
+        return [(90_000.0, kept), (600.0, kept), (0.0, kept)]
+
+    status = PipelineStatus("contracts", "t", "sqlite:///x", "exactly-once", lag_records=1)
+    sampler = PipelineSampler("contracts", lambda: status, read_past)
+    for _ in range(3):
+        sampler._take()
+    assert [value for _, value in sampler.points("lag")] == [7.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("state", "text"), [("running", "no events"), ("stopped", "unknown"), ("waiting", "unknown")]
+)
+def test_a_pipeline_without_events_has_no_freshness(state: str, text: str) -> None:
+    macros = rendering.environment().get_template("macros.html").module
+    assert text in macros.freshness_of(RunStatus(state, ""), None)  # type: ignore[attr-defined]
+
+
+def test_times_in_sentences_are_times() -> None:
+    shown = rendering.dated("stopped at 2026-11-19T21:00:00Z <b>, not 2026-99-99T99:99:99Z")
+    assert shown.startswith('stopped at <time datetime="2026-11-19T21:00:00.000Z"')
+    assert shown.endswith("&lt;b&gt;, not 2026-99-99T99:99:99Z")
+
+
+def test_times_can_be_shown_in_utc(page: Page, console: ConsoleServer) -> None:
+    """Reach UTC without a mouse, on all pages, also in parts that change."""
+    page.goto(f"{console.address}pipeline?pipeline={PIPELINE}")
+    time = page.locator("time").first
+    local = time.inner_text()
+    page.get_by_role("button", name="Show UTC").press("Enter")
+    assert time.inner_text().endswith(" UTC")
+    page.goto(f"{console.address}decisions")
+    page.goto(f"{console.address}pipeline?pipeline={PIPELINE}")
+    assert time.inner_text().endswith(" UTC")
+    page.get_by_role("button", name="Show local times").click()
+    assert time.inner_text() == local
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import html
 import http.client
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -245,6 +248,24 @@ def serving(
         server.stop()
         thread.join(30)
         assert not thread.is_alive()
+
+
+@contextmanager
+def started(made: ConsoleFolder) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a console as a process; yield it with its start URL."""
+    arguments = ["console", "--port", "0", "--config", str(made.folder / "instep.toml")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "instep", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
 
 
 def answered(

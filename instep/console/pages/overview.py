@@ -48,7 +48,9 @@ def alarms_of(sample: StatusSample | None) -> tuple[int, list[str]]:
     found: list[tuple[int, str]] = []
     status, run = sample.status, sample.status.run
     if sample.is_stale:
-        found.append((ALARM, f"no answer since {sample.at:%H:%M:%S} UTC: this is an old state"))
+        found.append(
+            (ALARM, f"no answer since {sample.at:%Y-%m-%dT%H:%M:%SZ}: this is an old state")
+        )
     if status.error:
         found.append((ALARM, status.error.partition("\n")[0]))
     if run is not None and run.state == "dead":
