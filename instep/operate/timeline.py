@@ -8,6 +8,7 @@ visible only for events that are still in quarantine or were skipped or dropped.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -18,6 +19,7 @@ import msgspec
 from instep.document import guard, kinds
 from instep.document.decoding import Event, record_of
 from instep.document.guard import DocumentId, Verdict
+from instep.document.partition import partition_of
 from instep.document.reasons import Unfit
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -34,6 +36,9 @@ from instep.sinks.target import Position
 
 CHUNK_RECORDS = 1_000
 OFFSETS_MAX = 200_000  # of the whole topic, if only the newest events are wanted
+# behind the ledger, in which events that wait are looked for: in the partition where they should
+# be, and in all others together
+PENDING_OFFSETS_MAX = 50_000
 NOT_APPLIED_YET = "not applied yet"
 
 OpenCluster = Callable[[], contextlib.AbstractContextManager[Cluster]]
@@ -100,6 +105,13 @@ def in_quarantine(
         )
 
 
+class PendingEvents(msgspec.Struct, frozen=True):
+    """Events of a document behind the ledger; `unread` offsets there were not looked at."""
+
+    events: list[TimelineEntry]
+    unread: int
+
+
 def read(
     session: MaintenanceSession,
     text: str,
@@ -137,8 +149,52 @@ def read(
                 events = _judged(session, found, sink.ledger.positions(), waiting_at, removed)
             events = events[-newest:] if newest else events
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
-    events += map(_dead, letters)
+    events = _with_dead(events, list(map(_dead, letters)), session.sink.target.topic, source)
     return Timeline(session.name, text, source, events, decisions, row, count, further, unread)
+
+
+def pending(session: MaintenanceSession, text: str, cluster: OpenCluster) -> PendingEvents:
+    """Return the document's events in the topic that the pipeline has not read yet."""
+    document = session.decoder.document(text)
+    with session.read() as sink:
+        ledger = sink.ledger.positions()
+    found: list[TimelineEntry] = []
+    with cluster() as opened:
+        topic = topics.describe(opened, session.sink.target.topic)
+        starts = {number: row.next_offset for number, row in ledger.items()}
+        if any(row.topic_id != topic.id for row in ledger.values()):
+            starts = {}  # offsets of another topic mean nothing here
+        first = offsets.earliest(opened, topic.name, topic.partitions)
+        end = offsets.latest(opened, topic.name, topic.partitions)
+        # where instep's publisher puts it; another one may choose otherwise
+        likely = partition_of(str(document).encode(), len(topic.partitions))
+        ranges, unread = {}, 0
+        for number in topic.partitions:
+            most = PENDING_OFFSETS_MAX // (1 if number == likely else len(topic.partitions))
+            start = max(first[number], starts.get(number, 0))
+            ranges[number] = (start, min(end[number], start + most))
+            unread += max(0, end[number] - start - most)
+        for partition, event in _events_of(session, document, opened, ranges):
+            place = position_of(session.sink.target, partition, event.offset)
+            found.append(_entry(place, event, NOT_APPLIED_YET))
+    return PendingEvents(found, unread)
+
+
+def _with_dead(
+    events: list[TimelineEntry],
+    letters: list[TimelineEntry],
+    topic: str,
+    source: Literal["history", "topic"],
+) -> list[TimelineEntry]:
+    """Return events and dead letters by time; by place if times are unknown."""
+
+    def at(one: TimelineEntry) -> Any:
+        if source == "history":
+            return one.committed_at
+        position = one.position
+        return position.log != topic, position.partition, position.offset
+
+    return list(heapq.merge(events, sorted(letters, key=at), key=at))
 
 
 def _from_history(
@@ -208,13 +264,22 @@ def _judged(
                 if judged is Verdict.APPLIED and event.order is not None:
                     order = event.order
                 verdict = judged.value
-        event_time = kinds.from_micros(event.at_us) if event.at_us is not None else None
-        entries.append(
-            TimelineEntry(
-                place, event.status, event.order, event_time, None, verdict, reason, detail
-            )
-        )
+        entries.append(_entry(place, event, verdict, reason, detail))
     return entries
+
+
+def _entry(
+    place: RecordPosition,
+    event: Event,
+    verdict: str,
+    reason: str | None = None,
+    detail: str | None = None,
+) -> TimelineEntry:
+    """Return an event of the log, whose commit time is unknown."""
+    event_time = kinds.from_micros(event.at_us) if event.at_us is not None else None
+    return TimelineEntry(
+        place, event.status, event.order, event_time, None, verdict, reason, detail
+    )
 
 
 def _ranges(

@@ -152,6 +152,27 @@ def test_the_pages_before_the_sign_in_are_accessible(
         assert violations(page, rules) == []
 
 
+def test_a_document_in_two_pipelines_is_accessible(
+    office: ConsoleFolder, open_page: Callable[[str], Page], rules: str
+) -> None:
+    """Give each pipeline's regions a name of their own, and its records a place of their own."""
+    declared = office.loaded.settings
+    both = {**declared.pipelines, "copies": office.pipeline}
+    several = msgspec.structs.replace(
+        office.loaded, settings=msgspec.structs.replace(declared, pipelines=both)
+    )
+    with consoles.serving(several) as server:
+        page = open_page(server.start_url)
+        page.goto(f"{server.address}document?id=p17")
+        assert page.locator("section").count() == 2
+        assert violations(page, rules) == []
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+        assert len(ids) == len(set(ids))
+        section = page.get_by_role("region", name=f"Pipeline {PIPELINE}")
+        section.get_by_role("link", name="raw").first.click()
+        section.locator("[aria-live] pre").last.wait_for()
+
+
 def test_overdue_documents_are_filtered_and_the_command_filters_too(
     office: ConsoleFolder, open_page: Callable[[str], Page], rules: str
 ) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import pytest
 
+from instep import settings
 from instep.console.pages import documents, quarantine
 from instep.console.server import ConsoleServer
 from instep.document.reasons import Reason
@@ -36,6 +37,7 @@ from tests.support.consoles import (
     parked_documents,
 )
 from tests.support.databases import run_sql
+from tests.support.runs import event, send
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -95,7 +97,77 @@ def test_a_document_is_found_by_its_id(page: Page, console: ConsoleServer) -> No
     page.wait_for_url("**/document?id=d3")
     events = page.get_by_role("region", name="Timeline").locator("tbody tr")
     assert events.count() == 2
-    assert "PRINTED" in page.locator("dl.facts").first.inner_text()
+    assert "PRINTED" in page.locator("dl.facts").nth(1).inner_text()
+
+
+def test_a_document_says_what_waits_for_it_in_the_topic(
+    page: Page, console: ConsoleServer, cluster: Cluster
+) -> None:
+    """Show events behind the ledger, and that no pipeline runs that would apply them."""
+    send(cluster, TOPIC, event("d6", 3, "SENT"), event("d7", 3, "SENT"), partition=0)
+    document(page, console, "d6")
+    facts = page.locator("dl.facts").first.inner_text()
+    assert "never" in facts
+    assert "behind the topic" in facts or "has read the whole topic" in facts
+    assert "1 of its events wait in the topic" in facts
+    last = page.get_by_role("region", name="Timeline").locator("tbody tr").last.inner_text()
+    assert "not applied yet" in last
+    assert "SENT" in last
+    document(page, console, "d8")
+    assert "none of its events waits in the topic" in page.inner_text("main")
+
+
+def test_a_document_that_is_only_in_the_topic_is_found(
+    page: Page, console: ConsoleServer, cluster: Cluster
+) -> None:
+    send(cluster, TOPIC, event("only-in-the-topic", 1), partition=1)
+    document(page, console, "only-in-the-topic")
+    assert "1 of its events wait in the topic" in page.inner_text("main")
+    assert "The table has no row for it" in page.inner_text("main")
+
+
+def test_a_far_away_end_of_the_topic_is_not_read(
+    page: Page, console: ConsoleServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "PENDING_OFFSETS_MAX", 2)
+    send(cluster, TOPIC, *(event("far", number) for number in range(5)), partition=0)
+    document(page, console, "d9")
+    assert "further offsets were not looked at" in page.inner_text("main")
+
+
+def test_a_document_says_whether_it_is_overdue_and_tried_again(
+    office: ConsoleFolder, open_page: Callable[[str], Page]
+) -> None:
+    redrive = settings.Redrive(reason=["TEXT_TOO_LONG"])
+    loaded = consoles.changed(office, due={"QUEUED": "1h"}, redrive=redrive)
+    with consoles.serving(loaded) as server:
+        page = open_page(server.start_url)
+        page.goto(f"{server.address}document?id=p18")
+        facts = page.locator("dl.facts").first.inner_text()
+        assert "QUEUED for at most 1h" in facts
+        assert "overdue" in facts
+        assert "Retried by itself" in facts
+        assert "next 20" in facts
+        page.goto(f"{server.address}overdue")
+        assert "never run: events that change these documents may be waiting" in page.inner_text(
+            "main"
+        )
+
+
+def test_dead_letters_are_in_the_timeline_by_time(
+    page: Page, console: ConsoleServer, office: ConsoleFolder
+) -> None:
+    """Show a dead letter before the events that came after it."""
+    consoles.add_letters(office, Reason.UNFORESEEN, ["q0"])
+    run_sql(
+        office.url,
+        "UPDATE instep_dead_letters SET at = '2020-01-01 00:00:00.000000'"
+        " WHERE reason = 'UNFORESEEN'",
+    )
+    document(page, console, "q0")
+    verdicts = page.get_by_role("region", name="Timeline").locator("tbody .state")
+    assert verdicts.all_inner_texts()[:2] == ["dead", "applied"]
+    run_sql(office.url, "DELETE FROM instep_dead_letters WHERE reason = 'UNFORESEEN'")
 
 
 def test_an_unknown_document_is_explained(page: Page, console: ConsoleServer) -> None:
@@ -112,10 +184,10 @@ def test_a_parked_document_shows_what_waits(page: Page, console: ConsoleServer) 
 
 def test_a_raw_record_is_loaded_on_demand(page: Page, console: ConsoleServer) -> None:
     document(page, console, "d4")
-    assert page.locator("#record pre").count() == 0
+    assert page.locator("#record-1 pre").count() == 0
     page.get_by_role("link", name="raw").first.click()
-    page.locator("#record pre").last.wait_for()
-    assert '"status": "QUEUED"' in page.locator("#record pre").last.inner_text()
+    page.locator("#record-1 pre").last.wait_for()
+    assert '"status": "QUEUED"' in page.locator("#record-1 pre").last.inner_text()
     assert page.url.endswith("document?id=d4")
 
 
@@ -619,7 +691,7 @@ def test_a_hostile_document_is_only_text(page: Page, console: ConsoleServer, nam
     document(page, console, value)
     assert page.evaluate("window.hacked") is None
     page.get_by_role("link", name="raw").first.click()
-    page.locator("#record pre").last.wait_for()
+    page.locator("#record-1 pre").last.wait_for()
     assert page.locator("main script, main img, main [onerror], #injected").count() == 0
     assert page.evaluate("window.hacked") is None
     page.goto(f"{console.address}parked/release?{urlencode({'document': value})}")

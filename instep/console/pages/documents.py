@@ -11,15 +11,37 @@ from starlette.responses import Response
 from instep import errors
 from instep.console import log_places
 from instep.console.requests import ConsolePage, PageRequest
+from instep.console.sampling import StatusSample
+from instep.document import due
+from instep.document.due import StatusAge
 from instep.document.reasons import EXPLANATIONS
 from instep.kafka import places
 from instep.kafka.admin import tail
 from instep.operate import timeline
-from instep.operate.timeline import Timeline
+from instep.operate.timeline import PendingEvents, Timeline
+from instep.pipeline import retry_policy
+from instep.pipeline.apply import maintenance
+from instep.pipeline.apply.maintenance import MaintenanceSession
+from instep.sinks import status_ages
 from instep.sinks.journal_entries import RecordBeginning, RecordPosition, Selection
 
 NEWEST_MAX = 500  # events, waiting events, dead letters and decisions of a document
 VALUE_CHARACTERS_MAX = 64 * 1024  # of a record on a page
+
+
+class DocumentDelay(msgspec.Struct, frozen=True):
+    """Why a document may lack its latest status: what the pipeline does, and what it has not read.
+
+    `pending_problem` says why nobody knows which events wait in the topic.
+    """
+
+    sample: StatusSample | None
+    pending: PendingEvents | None
+    pending_problem: str | None
+    age: StatusAge | None  # since when it has a status with a limit
+    limit: str | None
+    is_overdue: bool
+    retried: str | None  # what a running pipeline does for it while it is parked
 
 
 class FoundDocument(msgspec.Struct, frozen=True):
@@ -30,6 +52,13 @@ class FoundDocument(msgspec.Struct, frozen=True):
     timeline: Timeline
     waiting: list[RecordBeginning]
     letters: list[RecordBeginning]
+    delay: DocumentDelay
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the pipeline knows the document, or will know it."""
+        pending = self.delay.pending
+        return bool(self.timeline or self.waiting or self.letters or (pending and pending.events))
 
 
 class ShownRecord(msgspec.Struct, frozen=True):
@@ -48,7 +77,7 @@ def document(view: PageRequest) -> Response:
     text = view.require("id")
     names = [view.pipeline()] if view.text("pipeline") else list(view.workspace.pipelines())
     read, failed = view.workspace.of_each(names, lambda name: _find(view, name, text))
-    found = [one for _, one in read if one.timeline or one.waiting or one.letters]
+    found = [one for _, one in read if one.is_known]
     return view.render(
         "document.html",
         f"Document {text}",
@@ -82,7 +111,55 @@ def _find(view: PageRequest, name: str, text: str) -> FoundDocument:
         kept = timeline.in_quarantine(session, text, NEWEST_MAX)
         found = timeline.read(session, text, view.workspace.shared_cluster, NEWEST_MAX, kept)
         document_id = str(session.decoder.document(text))
-    return FoundDocument(name, document_id, found, kept.waiting, kept.letters)
+        delay = _delay(view, name, session, text, kept.waiting)
+    return FoundDocument(name, document_id, found, kept.waiting, kept.letters, delay)
+
+
+def _delay(
+    view: PageRequest,
+    name: str,
+    session: MaintenanceSession,
+    text: str,
+    waiting: list[RecordBeginning],
+) -> DocumentDelay:
+    declared, sample = view.workspace.declared.pipelines[name], view.workspace.sampler(name).watch()
+    pending, problem = _pending(view, name, session, text, sample)
+    age, is_overdue = None, False
+    if declared.due:
+        document = str(session.decoder.document(text))
+        with session.read() as sink:
+            ages, now = status_ages.among(sink, declared.due, [document]), status_ages.clock(sink)
+        age = ages[0] if ages else None
+        at = due.due_at(age, declared.due_after) if age else None
+        is_overdue = at is not None and at <= now
+    retried = None
+    if waiting:
+        with session.read() as sink:
+            [head, *_] = sink.journal.waiting_events(str(session.decoder.document(text)), 1)
+        outlook = retry_policy.outlook(declared, head.reason, head.parked, maintenance.now())
+        retried = outlook.describe()
+    limit = declared.due[age.status] if age else None
+    return DocumentDelay(sample, pending, problem, age, limit, is_overdue, retried)
+
+
+def _pending(
+    view: PageRequest,
+    name: str,
+    session: MaintenanceSession,
+    text: str,
+    sample: StatusSample | None,
+) -> tuple[PendingEvents | None, str | None]:
+    """Return the document's events that wait in the topic, or why they are not known."""
+    if not session.sink.target.history:
+        return None, None  # the timeline was read from the topic, and has them
+    if needs := view.workspace.needs_spark(name):
+        return None, needs
+    if sample is not None and sample.status.lag_records is None and sample.status.error:
+        return None, sample.status.error.partition("\n")[0]
+    try:
+        return timeline.pending(session, text, view.workspace.shared_cluster), None
+    except errors.InstepError as error:
+        return None, view.problem_of(error).what
 
 
 def _position(view: PageRequest) -> RecordPosition:
