@@ -135,9 +135,10 @@ def _delay(
     retried = None
     if waiting:
         with session.read() as sink:
-            [head, *_] = sink.journal.waiting_events(str(session.decoder.document(text)), 1)
-        outlook = retry_policy.outlook(declared, head.reason, head.parked, maintenance.now())
-        retried = outlook.describe()
+            heads = sink.journal.waiting_events(str(session.decoder.document(text)), 1)
+        for head in heads[:1]:  # there is none if it was released meanwhile
+            outlook = retry_policy.outlook(declared, head.reason, head.parked, maintenance.now())
+            retried = outlook.describe()
     limit = declared.due[age.status] if age else None
     return DocumentDelay(sample, pending, problem, age, limit, is_overdue, retried)
 
