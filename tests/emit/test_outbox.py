@@ -7,6 +7,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
@@ -239,6 +240,18 @@ def test_unknown_drivers_in_autocommit_are_refused(monkeypatch: pytest.MonkeyPat
             Outbox().add(UnknownConnection(opened, autocommit=True), EVENT)
         Outbox().add(UnknownConnection(opened, autocommit=False), EVENT)
         assert opened.execute("SELECT document FROM instep_outbox").fetchall() == [("C-1",)]
+
+
+@pytest.mark.parametrize("outbox_url", ["postgres"], indirect=True)
+def test_an_application_needs_only_the_right_to_insert(outbox_url: str) -> None:
+    role = f"app_{uuid.uuid4().hex[:8]}"
+    run_sql(outbox_url, f"CREATE ROLE {role}", f"GRANT {role} TO CURRENT_USER")
+    run_sql(outbox_url, f"GRANT INSERT ON instep_outbox TO {role}")
+    with psycopg.connect(outbox_url) as connection:
+        connection.execute(f"SET ROLE {role}")
+        Outbox().add(connection, EVENT)
+    assert len(stored(outbox_url)) == 1
+    run_sql(outbox_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 JSON_TABLES = {
