@@ -34,6 +34,7 @@ POSTGRES_SETTINGS = {
     "extra_float_digits": "1",
     "lc_monetary": "'C'",
 }
+MYSQL_DEPTH_MAX = 100  # of JSON
 SQLITE_FIELDS = 20  # of one call: its functions take at least 100 values
 
 
@@ -47,6 +48,7 @@ class TriggerPlan(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     texts: frozenset[str]  # columns of a type that has a collation
     binaries: frozenset[str]  # columns of bytes
+    documents: frozenset[str]  # columns of JSON
     instants: frozenset[str]  # MySQL: columns of TIMESTAMP, whose text is in the session's zone
     widens: bool = False  # the outbox's column is too narrow for the longest key
     notes: tuple[str, ...] = ()  # what the triggers cannot record
@@ -269,6 +271,12 @@ def _mysql_key_part(wanted: TriggerPlan, name: str, value: str) -> str:
     return f"CAST({value} AS CHAR CHARACTER SET utf8mb4)"
 
 
+def _mysql_document(value: str) -> str:
+    """Return an expression for JSON; as text if another level would be too deep for MySQL."""
+    text = f"CAST(JSON_QUOTE(CAST({value} AS CHAR CHARACTER SET utf8mb4)) AS JSON)"
+    return f"IF(JSON_DEPTH({value}) < {MYSQL_DEPTH_MAX}, {value}, {text})"
+
+
 def _mysql_instant(seconds: str) -> str:
     """Return an expression for a TIMESTAMP as text in UTC, whatever the session's time zone."""
     utc = f"TIMESTAMP'1970-01-01 00:00:00' + INTERVAL {seconds} SECOND"
@@ -302,6 +310,8 @@ def _json_value(wanted: TriggerPlan, name: str, quoted: str) -> str:
         return _without_bytes("NEW", quoted)
     if name in wanted.binaries:
         return f"HEX(NEW.{quoted})"
+    if name in wanted.documents and wanted.dialect.name != "postgresql":
+        return _mysql_document(f"NEW.{quoted}")
     if name in wanted.instants:  # 0 is the date of zeros, which is no time
         return _mysql_instant(f"NULLIF(UNIX_TIMESTAMP(NEW.{quoted}), 0)")
     return f"NEW.{quoted}"

@@ -32,6 +32,16 @@ PROBE_KEY, PROBE_COUNT = "instep_key", "instep_count"  # columns of the probe's 
 PROBES = 200
 MYSQL = ("mysql", "mariadb")
 NUMBER_CHARACTERS_MAX = 70  # DECIMAL has 65 digits
+GEOMETRIES = [
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geometrycollection",
+]
 LOCK_WAIT_S = 10  # for other transactions; meanwhile, new ones wait for the trigger's statement
 # What ends the statements that replace triggers, if one of them fails.
 UNDO = {"mysql": "UNLOCK TABLES", "mariadb": "UNLOCK TABLES"}
@@ -99,7 +109,9 @@ def plan(relay: settings.Relay, table: str, columns: Sequence[str]) -> TriggerPl
             tuple(keys),
             tuple(recorded),
             texts=frozenset(one for one, type_ in types.items() if isinstance(type_, sa.String)),
-            binaries=frozenset(one for one, type_ in types.items() if _is_binary(type_)),
+            binaries=frozenset(one for one, type_ in types.items() if _is_binary(type_))
+            | _without_text(opened, name),
+            documents=frozenset(one for one, type_ in types.items() if isinstance(type_, sa.JSON)),
             instants=frozenset(one for one, type_ in types.items() if _is_instant(type_)),
         )
         _check_outbox(view, relay, wanted)
@@ -145,6 +157,22 @@ def _taken(table: str, column: str, field: str, remedy: str) -> errors.SettingsE
 
 def _is_binary(type_: Any) -> bool:
     return isinstance(type_, sa.types._Binary | mysql.BIT)
+
+
+def _without_text(opened: sa.Connection, name: TableName) -> frozenset[str]:
+    """Return the columns of which JSON_OBJECT would make broken text."""
+    if opened.dialect.name not in MYSQL:
+        return frozenset()
+    types = ["vector"]
+    if trigger_statements.is_mariadb(opened.dialect):  # MySQL makes GeoJSON
+        types += GEOMETRIES
+    query = sa.text(
+        "SELECT column_name FROM information_schema.columns"
+        " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+        " AND LOWER(data_type) IN :types"
+    ).bindparams(sa.bindparam("types", expanding=True))
+    found = opened.execute(query, {"schema": name.schema, "table": name.name, "types": types})
+    return frozenset(found.scalars())
 
 
 def _is_instant(type_: Any) -> bool:

@@ -593,3 +593,28 @@ def test_an_outbox_into_which_no_trigger_can_write_is_refused(
         run_sql(url, "DROP TABLE IF EXISTS events", f"CREATE TABLE events ({columns})")
         with pytest.raises(errors.SettingsError, match=words):
             triggers.plan(relay, "job", [])
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_values_of_which_mysql_makes_no_json_are_recorded(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
+    """Use a place, which is bytes for MariaDB, and JSON that must not become deeper."""
+    url = new_database(kind)
+    run_sql(url, "CREATE TABLE job (id integer PRIMARY KEY, place point, content json)")
+    relay = record(url, "job", [])
+    triggers.measure(relay, triggers.plan(relay, "job", []))
+    depth = 100 if kind == "mysql" else 31
+    deep = "[" * depth + "]" * depth
+    run_sql(
+        url,
+        f"INSERT INTO job VALUES (1, ST_GeomFromText('POINT(1 2)'), '{deep}')",
+        """INSERT INTO job VALUES (2, NULL, '{"a": [1]}'), (3, NULL, 'null'), (4, NULL, NULL)""",
+    )
+    first, *others = [value for _, value in written(url) if value]
+    assert first["content"] == (deep if kind == "mysql" else json.loads(deep))
+    if kind == "mariadb":
+        assert bytes.fromhex(first["place"])[4:5] == b"\x01"
+    else:
+        assert first["place"]["coordinates"] == [1.0, 2.0]
+        assert [value["content"] for value in others] == [{"a": [1]}, None, None]
