@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from instep import errors, settings, terminal
 from instep.cli import completion, options, output, resources
+from instep.cli.exit_status import NOT_APPLIED_STATUS
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
+
+if TYPE_CHECKING:
+    from instep.document.outcome import Outcome
 
 POSITION = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249}):(?P<partition>\d+):(?P<offset>\d+)")
 
@@ -37,15 +42,22 @@ def await_record(
     ] = None,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait."),
+        typer.Option(
+            "--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait, for all pipelines."
+        ),
     ] = 30.0,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Wait until a record is applied, or say why it was not: stale, parked, dead."""
+    """Wait until a record is applied, or say why it was not: stale, parked, dead.
+
+    Exit status: 0 if every pipeline has dealt with the record, 1 if one has not reached it in time,
+    5 if one has it in quarantine (parked, dead) or began behind it (unread).
+    """
     from instep.document.decoding import record_of
-    from instep.kafka import reading
+    from instep.document.outcome import NOT_APPLIED
+    from instep.kafka import reading, topics
     from instep.operate.outcomes import OutcomeReader
 
     declared = settings.load(GLOBAL.config)
@@ -60,21 +72,30 @@ def await_record(
             f"no pipeline follows topic {topic!r}", "list pipelines and topics: instep settings"
         )
     with resources.cluster(declared) as cluster:
+        topic_id = topics.describe(cluster, topic).id
         found = list(reading.read(cluster, topic, {partition: (offset, offset + 1)}))
     if not found:
         raise errors.SettingsError(
             f"topic {topic!r} has no record at {partition}:{offset}",
             f"see what is there: instep peek {topic} --partition {partition}",
         )
-    outcomes = []
+    outcomes, ends_at = [], time.monotonic() + timeout_s
     for name in names:
         waiting = f"{name}: waiting for {topic}:{partition}:{offset}"
         with terminal.busy(sys.stderr, waiting), OutcomeReader(declared, name) as reader:
-            outcomes.append((name, reader.outcome(topic, record_of(found[0]), timeout_s)))
+            left_s = max(0.0, ends_at - time.monotonic())
+            outcome = reader.outcome(topic, record_of(found[0]), left_s, topic_id)
+            outcomes.append((name, outcome))
     if as_json:
         known = [{"pipeline": name, "outcome": outcome} for name, outcome in outcomes]
         output.print_json({"pipelines": known})
-        return
+    else:
+        _print(outcomes)
+    if any(outcome.verdict in NOT_APPLIED for _, outcome in outcomes):
+        raise typer.Exit(NOT_APPLIED_STATUS)
+
+
+def _print(outcomes: list[tuple[str, Outcome]]) -> None:
     rows = [
         (
             name,

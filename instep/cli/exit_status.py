@@ -22,6 +22,7 @@ from instep.cli.output import say
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+NOT_APPLIED_STATUS = 5  # the record that was awaited is parked, dead or unread
 HELD_BACK_STATUS = 4  # nothing differs, but records wait behind an open transaction
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SPARK_MODULES = ("py4j", "pyspark")

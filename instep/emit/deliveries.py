@@ -51,10 +51,14 @@ OnDelivery = Callable[[errors.Undelivered | None, Delivery | None], None]
 class Outcomes(Protocol):
     """Knows what became of records in the pipeline that follows their topic."""
 
-    def outcome(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+    def outcome(
+        self, topic: str, record: Record, timeout_s: float | None, topic_id: str | None = None
+    ) -> Outcome:
         """Wait until the pipeline has reached a record, and return what became of it."""
 
-    async def outcome_async(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+    async def outcome_async(
+        self, topic: str, record: Record, timeout_s: float | None, topic_id: str | None = None
+    ) -> Outcome:
         """Do the same without blocking the event loop."""
 
 
@@ -63,6 +67,7 @@ class FollowedRecord(msgspec.Struct, frozen=True):
 
     outcomes: Outcomes
     sent: OutgoingRecord
+    topic_id: str | None = None
 
     def at(self, delivery: Delivery) -> Record:
         """Return the record as it is in the log."""
@@ -115,13 +120,18 @@ class Receipt(concurrent.futures.Future[Delivery]):
     def applied(self, timeout: float | None = None) -> Outcome:
         """Wait until the pipeline has reached the record, and return what became of it.
 
-        Raise Undelivered if the broker did not accept the record, and NotReached if the pipeline
-        has not reached it after `timeout` seconds. The publisher must know the pipeline.
+        Raise Undelivered if the broker did not accept the record, and NotReached if the broker has
+        not answered or the pipeline has not reached it after `timeout` seconds. The publisher must
+        know the pipeline.
         """
         followed, began = self._known_pipeline(), time.monotonic()
-        delivery = self.result(timeout)
+        try:
+            delivery = self.result(timeout)
+        except TimeoutError as error:
+            raise _not_acknowledged(timeout) from error
         left = _time_left(timeout, began)
-        return followed.outcomes.outcome(delivery.topic, followed.at(delivery), left)
+        record = followed.at(delivery)
+        return followed.outcomes.outcome(delivery.topic, record, left, followed.topic_id)
 
     async def applied_async(self, timeout: float | None = None) -> Outcome:
         """Do the same as `applied` without blocking the event loop.
@@ -129,10 +139,15 @@ class Receipt(concurrent.futures.Future[Delivery]):
         If the waiting task is cancelled, the record stays sent.
         """
         followed, began = self._known_pipeline(), time.monotonic()
-        async with asyncio.timeout(timeout):
-            delivery = await self
+        try:
+            async with asyncio.timeout(timeout):
+                delivery = await self
+        except TimeoutError as error:
+            raise _not_acknowledged(timeout) from error
         left = _time_left(timeout, began)
-        return await followed.outcomes.outcome_async(delivery.topic, followed.at(delivery), left)
+        return await followed.outcomes.outcome_async(
+            delivery.topic, followed.at(delivery), left, followed.topic_id
+        )
 
     def _known_pipeline(self) -> FollowedRecord:
         """Return the record with its pipeline; raise SettingsError if the publisher knows none."""
@@ -176,6 +191,14 @@ class Receipt(concurrent.futures.Future[Delivery]):
         self._done_callbacks: list[Any] = []
         self._lock_of_waiters = threading.Condition()
         return self._lock_of_waiters
+
+
+def _not_acknowledged(timeout_s: float | None) -> errors.NotReached:
+    return errors.NotReached(
+        f"the broker has not acknowledged the record after {timeout_s or 0.0:g} s, so no pipeline"
+        " has reached it",
+        "the record stays sent: ask again later, and check the broker: instep doctor",
+    )
 
 
 _new_receipt = Receipt.__new__  # half the time of a call of the class

@@ -56,17 +56,20 @@ PUBLISH_AGAIN = "publish them again: a repeated event with the same version chan
 AFTER_FORK = "create a publisher in each process, after the fork"
 
 
-def _wait_for_leaders(cluster: connection.Cluster, topic: str, timeout_s: float) -> None:
-    """Wait until the leader of every partition answers; raise TopicMissing without a topic.
+def _wait_for_leaders(cluster: connection.Cluster, topic: str, timeout_s: float) -> str:
+    """Wait until the leader of every partition answers, and return the topic's id.
+
+    Raise TopicMissing without a topic.
 
     A broker accepts any first sequence number from a producer that it does not know. On a new
     topic, a leader that refused the first batch for a moment would therefore take the second, and
     then take the first, which is sent again, for a repetition: acknowledged and lost. A partition
     that has no leader for longer refuses all batches alike, so it is not waited for.
     """
-    partitions = topics.describe(cluster, topic).partitions
-    pairs = [(topic, partition) for partition in partitions]
+    found = topics.describe(cluster, topic)
+    pairs = [(topic, partition) for partition in found.partitions]
     wait_until(lambda: len(offsets.spans(cluster, pairs)) == len(pairs), timeout_s)
+    return found.id
 
 
 class Publisher:
@@ -140,7 +143,9 @@ class Publisher:
             with connection.Cluster(
                 kafka, bootstrap, start_timeout_s, extra_config=guarantees.for_any_client(config)
             ) as cluster:
-                _wait_for_leaders(cluster, topic, min(start_timeout_s, LEADERS_TIMEOUT_S))
+                self._topic_id = _wait_for_leaders(
+                    cluster, topic, min(start_timeout_s, LEADERS_TIMEOUT_S)
+                )
         except errors.InstepError:
             self._producer.close()
             raise
@@ -273,7 +278,7 @@ class Publisher:
         size = len(key) if value is None else len(key) + len(value)
         followed = None
         if self._outcomes is not None:
-            followed = deliveries.FollowedRecord(self._outcomes, record)
+            followed = deliveries.FollowedRecord(self._outcomes, record, self._topic_id)
         given: Any = headers if isinstance(headers, list) else list(headers)
         receipt = self._counter.begin(on_delivery, followed, size)
         try:

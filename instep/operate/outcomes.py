@@ -38,19 +38,25 @@ class OutcomeReader:
         mapping = inspection.inspect(pipeline, declaration).mapping
         self._decoder = Decoder(mapping, RECORD_BYTES_MAX)
 
-    def outcome(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+    def outcome(
+        self, topic: str, record: Record, timeout_s: float | None, topic_id: str | None = None
+    ) -> Outcome:
         """Wait until the pipeline has reached a record, and return what became of it.
 
         Raise NotReached after the time. A database that does not answer is asked again until then.
+        With the topic's id, what a topic of the same name had at this place does not count.
         """
-        asked = self._question(topic, record, timeout_s)
+        asked = self._question(topic, record, timeout_s, topic_id)
         while (found := self._answer(asked)) is None:
             time.sleep(asked.pause_s())
         return found
 
-    async def outcome_async(self, topic: str, record: Record, timeout_s: float | None) -> Outcome:
+    async def outcome_async(
+        self, topic: str, record: Record, timeout_s: float | None, topic_id: str | None = None
+    ) -> Outcome:
         """Do the same without blocking the event loop: a thread of the reader asks the database."""
-        asked, loop = self._question(topic, record, timeout_s), asyncio.get_running_loop()
+        asked = self._question(topic, record, timeout_s, topic_id)
+        loop = asyncio.get_running_loop()
         while True:
             found = await loop.run_in_executor(self._pool, self._answer, asked)
             if found is not None:
@@ -74,20 +80,22 @@ class OutcomeReader:
     ) -> None:
         self.close()
 
-    def _question(self, topic: str, record: Record, timeout_s: float | None) -> _AskedRecord:
+    def _question(
+        self, topic: str, record: Record, timeout_s: float | None, topic_id: str | None
+    ) -> _AskedRecord:
         if topic != self.topic:
             raise errors.SettingsError(
                 f"pipeline {self.name!r} follows topic {self.topic!r}, not {topic!r}",
                 "name the pipeline that follows the publisher's topic",
             )
         position = RecordPosition(topic, record.partition, record.offset)
-        return _AskedRecord(position, self._document(record), timeout_s)
+        return _AskedRecord(position, self._document(record), timeout_s, topic_id)
 
     def _answer(self, asked: _AskedRecord) -> Outcome | None:
         """Ask the database once; raise NotReached if there is no time left to ask again."""
         failure: errors.InstepError | None = None
         try:
-            found = self._query.find(asked.position, asked.document)
+            found = self._query.find(asked.position, asked.document, asked.topic_id)
         except (errors.Unreachable, errors.Transient) as error:
             found, failure = None, error
         if found is None and asked.is_over():
@@ -114,8 +122,13 @@ class _AskedRecord:
     """A record that somebody waits for, and when to ask for it again."""
 
     def __init__(
-        self, position: RecordPosition, document: str | None, timeout_s: float | None
+        self,
+        position: RecordPosition,
+        document: str | None,
+        timeout_s: float | None,
+        topic_id: str | None,
     ) -> None:
+        self.topic_id = topic_id
         self.position, self.document, self.timeout_s = position, document, timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._pause_s = FIRST_PAUSE_S

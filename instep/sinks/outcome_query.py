@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from instep import settings
-from instep.document.outcome import DEAD, PARKED, PROCESSED, Outcome
+from instep.document.outcome import DEAD, PARKED, PROCESSED, UNREAD, Outcome
 from instep.sinks import connecting, tables, target
 from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.stored_values import utc_time
@@ -28,9 +28,13 @@ class OutcomeQuery:
         self._open = contextlib.ExitStack()
         self._connection: sa.Connection | None = None
 
-    def find(self, position: RecordPosition, document: str | None) -> Outcome | None:
+    def find(
+        self, position: RecordPosition, document: str | None, topic_id: str | None = None
+    ) -> Outcome | None:
         """Return what became of a record; None if the pipeline has not reached it.
 
+        With the id of the record's topic, it has not reached a record of another topic with the
+        same name.
         The connection is opened by the first call, and by the next one after an error.
         """
         with self._lock:
@@ -39,7 +43,7 @@ class OutcomeQuery:
                     self._connection = self._open.enter_context(
                         connecting.connection(self._url, read_only=True)
                     )
-                found = self._find(self._connection, position, document)
+                found = self._find(self._connection, position, document, topic_id)
                 self._connection.rollback()  # the next query must see what was committed since
             except sa.exc.DBAPIError as error:
                 self._connection = None
@@ -54,10 +58,16 @@ class OutcomeQuery:
             self._open.close()
 
     def _find(
-        self, opened: sa.Connection, position: RecordPosition, document: str | None
+        self,
+        opened: sa.Connection,
+        position: RecordPosition,
+        document: str | None,
+        topic_id: str | None,
     ) -> Outcome | None:
         ledger = self._row(opened, tables.LEDGER, position, at_offset=False)
         if ledger is None or ledger.next_offset <= position.offset:
+            return None
+        if topic_id not in (None, ledger.topic_id):
             return None
         parked = self._row(opened, tables.PARKED, position)
         if parked is not None:
@@ -76,7 +86,21 @@ class OutcomeQuery:
             if kept is not None:
                 at = utc_time(kept.committed_at)
                 return Outcome(kept.verdict, document, committed_at=at)
+        if position.offset < (ledger.since_offset or 0) and not self._was_read(opened, position):
+            return Outcome(UNREAD, document)
         return Outcome(PROCESSED, document, committed_at=utc_time(ledger.committed_at))
+
+    def _was_read(self, opened: sa.Connection, position: RecordPosition) -> bool:
+        """Return whether a record was applied before the ledger was moved."""
+        columns = tables.APPLIED.c
+        query = sa.select(columns.start_offset).where(
+            columns.pipeline == self._name,
+            columns.topic == position.topic,
+            columns.partition == position.partition,
+            columns.start_offset <= position.offset,
+            columns.end_offset > position.offset,
+        )
+        return opened.execute(query.limit(1)).first() is not None
 
     def _row(
         self,

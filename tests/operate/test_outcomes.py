@@ -197,6 +197,36 @@ def test_a_record_that_the_pipeline_has_not_reached_in_time(
         assert failures == []
 
 
+def test_records_before_the_start_and_of_another_topic_with_the_same_name(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic, start="latest")
+    with (
+        reader_of(pipeline) as reader,
+        instep.Publisher(cluster.bootstrap, topic, outcomes=reader) as publisher,
+    ):
+        early = send(publisher, "a", 1)
+        early.result(PATIENCE_S)
+        runner(pipeline, once=True)
+        assert early.applied(PATIENCE_S).verdict == "unread"
+        run_sql(url, "UPDATE instep_ledger SET topic_id = 'another'")
+        with pytest.raises(errors.NotReached, match="has not reached"):
+            early.applied(0.1)
+
+
+def test_a_record_that_the_broker_has_not_acknowledged_in_time(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster
+) -> None:
+    pipeline = following(new_database("sqlite"), topic)
+    with (
+        reader_of(pipeline) as reader,
+        instep.Publisher(cluster.bootstrap, topic, outcomes=reader, linger_ms=500) as publisher,
+        pytest.raises(errors.NotReached, match="has not acknowledged the record"),
+    ):
+        send(publisher, "a", 1).applied(0.01)
+
+
 def test_a_publisher_that_knows_no_pipeline_or_another_one(
     new_database: Callable[[str], str], topic: str, cluster: Cluster
 ) -> None:
@@ -273,6 +303,11 @@ def test_the_command_and_the_example_of_the_guide_wait_for_a_record(
     shown = commands.run(["await", position, "--json"], cwd=tmp_path, env=dict(os.environ))
     [found] = json.loads(shown.stdout)["pipelines"]
     assert (found["pipeline"], found["outcome"]["verdict"]) == ("contracts", "applied")
+    with instep.Publisher(cluster.bootstrap, topic) as publisher:
+        dead = publisher.send_raw(b"c", b"{").result(PATIENCE_S)
+    position = f"{topic}:{dead.partition}:{dead.offset}"
+    done = commands.run(["await", position, "--timeout", "60"], cwd=tmp_path, env=dict(os.environ))
+    assert (done.returncode, "NOT_JSON" in done.stdout) == (5, True), done.stderr
     assert run_examples(tmp_path, cluster.bootstrap, topic) == "applied None\nrepeated None\n"
     for wrong, words in (
         ("status-0-1", "write TOPIC:PARTITION:OFFSET"),
