@@ -27,6 +27,22 @@ CLOCKS = {
 }
 
 
+RIGHTS = (
+    "give the user of `source` permission to read the outbox and delete from it, to truncate its"
+    " partitions, and to write instep_relays and instep_outbox_dead; a reset after a restore needs"
+    " UPDATE on the outbox, too, and ALTER on MariaDB and MySQL"
+)
+ADMINISTRATOR = (
+    "have an administrator run what the same command prints with --sql: instep relay init … --sql"
+)
+REFUSED = (
+    "correct what the database names; if only an administrator may, have them run what the same"
+    " command prints with --sql"
+)
+# that need rights which a relay does not need when it runs
+CREATING = re.compile(r"\s*(CREATE|DROP|LOCK TABLES)\b", re.IGNORECASE)
+
+
 class OpenConnections:
     """The connections of one process to its source. A stop ends those that wait for an answer."""
 
@@ -98,7 +114,7 @@ class SourceConnection:
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        with self._translated():
+        with self._translated(statement):
             cursor = self.driver.cursor()
             try:
                 cursor.execute(self._sql(statement), tuple(parameters))
@@ -117,7 +133,7 @@ class SourceConnection:
 
     def run(self, statement: str) -> None:
         """Run a statement without values, in which ? and % have no special meaning."""
-        with self._translated():
+        with self._translated(statement):
             cursor = self.driver.cursor()
             try:
                 cursor.execute(statement)
@@ -209,7 +225,7 @@ class SourceConnection:
         return ready
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, statement: str = "") -> Iterator[None]:
         try:
             yield
         except errors.InstepError:
@@ -218,7 +234,7 @@ class SourceConnection:
             ours = connecting.translate(self.url, error)
             if ours is None:
                 raise
-            with source_errors():
+            with source_errors(ADMINISTRATOR if CREATING.match(statement) else RIGHTS):
                 raise ours from error
 
 
@@ -229,8 +245,11 @@ def source_url(source: str) -> sa.URL:
 
 
 @contextmanager
-def source_errors() -> Iterator[None]:
-    """Give errors of a database the words and the remedies of a relay's source."""
+def source_errors(rights: str = RIGHTS) -> Iterator[None]:
+    """Give errors of a database the words and the remedies of a relay's source.
+
+    `rights` is the remedy if one is missing.
+    """
     try:
         yield
     except errors.TargetChanged as error:
@@ -242,13 +261,11 @@ def source_errors() -> Iterator[None]:
         raise errors.DatabaseUnreachable(
             error.what, "make the database writable, or set `source` to the writable one"
         ) from error
-    except (errors.PermissionLost, errors.NotAuthorised) as error:
-        raise errors.NotAuthorised(
-            error.what,
-            "give the user of `source` permission to read the outbox and delete from it, to"
-            " truncate its partitions, and to write instep_relays and instep_outbox_dead",
-        ) from error
-    except (errors.SettingsError, errors.Unreachable) as error:
+    except errors.PermissionLost as error:
+        raise errors.NotAuthorised(error.what, rights) from error
+    except errors.RowRefused as error:  # no pipeline parks it
+        raise errors.SettingsError(error.what, REFUSED) from error
+    except (errors.SettingsError, errors.Unreachable, errors.NotAuthorised) as error:
         texts = [
             re.sub(r"(the |SQLite |`)target\b", r"\1source", text).replace(
                 "instep init", "instep relay init"

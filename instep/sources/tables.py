@@ -16,7 +16,7 @@ from sqlalchemy.dialects import mysql
 from instep import errors, settings
 from instep.sinks import connecting, target
 from instep.sinks.target import TableName
-from instep.sources.connection import source_errors, source_url
+from instep.sources.connection import ADMINISTRATOR, source_errors, source_url
 
 PARTITIONS = 4
 PARTITION_BITS = 17  # ids of one partition before the next one follows: 131,072
@@ -150,7 +150,7 @@ def missing(relay: settings.Relay, name: str) -> list[str]:
 def prepare(relay: settings.Relay, name: str) -> list[str]:
     """Create what is missing, with the relay's row, and return the statements."""
     url = source_url(relay.source)
-    with source_errors(), connecting.connection(url, create=True) as opened:
+    with source_errors(ADMINISTRATOR), connecting.connection(url, create=True) as opened:
         created = statements(opened, relay, name)
         for statement in created:
             if opened.dialect.paramstyle in ("format", "pyformat"):
