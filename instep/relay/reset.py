@@ -36,7 +36,7 @@ def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
     """Return what a reset would do; refuse it while a process is active."""
     lease = Lease(relay, name)
     try:
-        _refuse_working(lease, name, relay)
+        _refuse_working(lease, name)
         row = lease.read()
     finally:
         lease.close()
@@ -47,7 +47,7 @@ def execute(name: str, relay: settings.Relay, cluster: connection.Cluster, to: P
     """Write the new position. A process that is active meanwhile is fenced by this."""
     lease = Lease(relay, name)
     try:
-        _refuse_working(lease, name, relay)
+        _refuse_working(lease, name)
         if not lease.claim():
             raise _working(name, lease.read().holder)
         writer = record_writer.RecordWriter(
@@ -121,10 +121,9 @@ def _raise_ids(name: str, found: bytes | None, row: LeaseRow, reader: OutboxRead
     return known.highest_id
 
 
-def _refuse_working(lease: Lease, name: str, relay: settings.Relay) -> None:
-    row = lease.read()
-    if row.holder is not None and row.silent_s < relay.take_over_s:
-        raise _working(name, row.holder)
+def _refuse_working(lease: Lease, name: str) -> None:
+    if lease.is_held():
+        raise _working(name, lease.read().holder)
 
 
 def _working(name: str, holder: str | None) -> errors.SettingsError:

@@ -84,7 +84,7 @@ class Relay(SettingsTable, frozen=True, kw_only=True):
         float,
         Meta(
             description="a standby takes over after this many seconds without a heartbeat",
-            ge=1,
+            ge=2.5,
             le=3_600,
         ),
     ] = 3.0

@@ -109,6 +109,8 @@ class SourceConnection:
                 )
             case _:
                 self.driver.autocommit(True)
+                # In another zone, an hour is repeated at the end of summer time.
+                self.execute("SET SESSION time_zone = '+00:00'")
                 self.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 self.execute("SET SESSION innodb_lock_wait_timeout = 10")
 
@@ -192,6 +194,18 @@ class SourceConnection:
             with suppress(errors.InstepError):  # the first error is the one that counts
                 self.execute("ROLLBACK")
             raise
+
+    def may_write(self) -> bool:
+        """Return whether no other connection to a SQLite file is writing."""
+        self.execute("PRAGMA busy_timeout = 0")
+        try:
+            self.execute("BEGIN IMMEDIATE")
+            self.execute("ROLLBACK")
+        except errors.Transient:
+            return False
+        finally:
+            self.execute(f"PRAGMA busy_timeout = {SQLITE_BUSY_MS}")
+        return True
 
     def refuse_replaced(self) -> None:
         """Raise DatabaseUnreachable if the SQLite file was replaced: this one is the old file."""

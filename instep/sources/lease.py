@@ -2,6 +2,7 @@
 
 It only says which process is active; the transactional id in Kafka fences a process that ignores
 it. The lease is a row in the source database, renewed every second. All times are the database's.
+Its clock may be set back, so a row that does not change while a process watches it is silent, too.
 
 The row also counts renewals (`beat`). Each published position has the count of its time, so a
 source with a lower one was restored. Only a process that has compared the two counts: starting a
@@ -10,8 +11,10 @@ relay again and again must not let the count of a restored source catch up.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +40,7 @@ class LeaseRow(msgspec.Struct, frozen=True):
     started: bool
     sequence: int
     published_rows: int
+    heartbeat_s: float
     silent_s: float
 
 
@@ -51,13 +55,15 @@ class Lease:
         self._relay, self._name = relay, name
         self._opened: SourceConnection | None = None
         self._table = ""
+        self._seen: tuple[str | None, float] | None = None  # holder and heartbeat
+        self._seen_since = self._blocked_at = -math.inf
 
     def read(self) -> LeaseRow:
         """Return the row; raise SettingsError if `instep relay init` was not run."""
         with self._connection() as opened:
             rows = opened.select(
                 "SELECT source_id, holder, beat, started, sequence, published_rows,"
-                f" {opened.clock} - heartbeat_s FROM {self._table} WHERE relay = ?",
+                f" heartbeat_s, {opened.clock} - heartbeat_s FROM {self._table} WHERE relay = ?",
                 (self._name,),
             )
         if not rows:
@@ -65,21 +71,55 @@ class Lease:
                 f"the source database does not know relay {self._name!r}",
                 "create its tables and its row: instep relay init",
             )
-        source_id, holder, beat, started, sequence, published_rows, silent_s = rows[0]
+        source_id, holder, beat, started, sequence, published_rows, heartbeat_s, silent_s = rows[0]
+        if (holder, heartbeat_s) != self._seen:
+            self._seen, self._seen_since = (holder, heartbeat_s), time.monotonic()
         return LeaseRow(
-            source_id, holder, beat, bool(started), sequence, published_rows, float(silent_s)
+            source_id,
+            holder,
+            beat,
+            bool(started),
+            sequence,
+            published_rows,
+            float(heartbeat_s),
+            float(silent_s),
         )
 
     def claim(self) -> bool:
         """Take the lease if nobody has it, or if its holder is silent."""
         row = self.read()
-        if row.holder not in (None, self.holder) and row.silent_s < self._relay.take_over_s:
+        is_others = row.holder not in (None, self.holder)
+        if is_others and (not self._is_silent(row) or self._is_writing_blocked()):
             return False
         is_same = "holder IS NULL" if row.holder is None else "holder = ?"
         holder = () if row.holder is None else (row.holder,)
         return self._update(
             "holder = ?", (self.holder,), f"beat = ? AND {is_same}", (row.beat, *holder)
         )
+
+    def is_held(self) -> bool:
+        """Return whether a process works. If the clock was set back, watch it for a while."""
+        row = self.read()
+        if row.holder is None or self._is_silent(row):
+            return False
+        if row.silent_s < 0:
+            time.sleep(self._relay.take_over_s)
+            return not self._is_silent(self.read())
+        return True
+
+    def _is_silent(self, row: LeaseRow) -> bool:
+        watched_s = time.monotonic() - self._seen_since
+        return max(row.silent_s, watched_s) >= self._relay.take_over_s
+
+    def _is_writing_blocked(self) -> bool:
+        """Return whether the holder could not renew: SQLite lets one connection write at a time.
+
+        After a long transaction of the application, the holder needs a moment for it.
+        """
+        with self._connection() as opened:
+            if opened.dialect.name == "sqlite" and not opened.may_write():
+                self._blocked_at = time.monotonic()
+        return time.monotonic() - self._blocked_at < self._relay.take_over_s
 
     def renew(self, published_rows: int | None, *, is_counted: bool) -> LeaseRow:
         """Renew the lease and return its row; raise LeaseLost if another process has it.

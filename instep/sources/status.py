@@ -27,6 +27,7 @@ def read(name: str, relay: settings.Relay) -> RelayStatus:
     """Return the status of a relay."""
     lease = Lease(relay, name)
     try:
+        is_held = lease.is_held()
         row = lease.read()
     finally:
         lease.close()
@@ -38,7 +39,7 @@ def read(name: str, relay: settings.Relay) -> RelayStatus:
         dead_rows = int(opened.value(f"SELECT count(*) FROM {dead} WHERE relay = ?", (name,)))
     state = "stopped"
     if row.holder is not None:
-        state = "running" if row.silent_s < relay.take_over_s else "silent"
+        state = "running" if is_held else "silent"
     return RelayStatus(
-        name, state, row.holder, row.silent_s, row.published_rows, outbox_rows, dead_rows
+        name, state, row.holder, max(0.0, row.silent_s), row.published_rows, outbox_rows, dead_rows
     )

@@ -51,7 +51,7 @@ def test_a_relay_that_is_killed_at_any_step_loses_nothing(
     tmp_path: Path,
 ) -> None:
     """Allow repetitions with at-least-once, if they are in order, too."""
-    options = {"guarantee": guarantee, "batch_rows_max": 4, "take_over_s": 1.0}
+    options = {"guarantee": guarantee, "batch_rows_max": 4, "take_over_s": 2.5}
     name, relay = declare(new_database(kind), cluster, **options)
     write_settings(tmp_path, name, relay, cluster.bootstrap)
     shop = PrintShop(relay, name)
