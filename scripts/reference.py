@@ -21,6 +21,8 @@ from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.emit.metrics import families
 from instep.kpis.metrics import KpiMetrics
 from instep.pipeline.metrics import Pipelines
+from instep.relay.metrics import RelayMetrics
+from instep.relay.session import RelayProgress
 from instep.vet import judgement, rules
 from scripts import error_codes, python_api
 
@@ -137,6 +139,10 @@ def _metrics() -> str:
     bridges = (
         "## Bridges\n\n`instep poll --metrics PORT` serves these. Each has the label `bridge`."
     )
+    relays = (
+        "## Relays\n\n`instep relay run --metrics PORT` serves these. Each has the label `relay`."
+    )
+    relay = RelayMetrics("", settings.Relay(source="", topic=""), RelayProgress())
     kpis = "## KPIs\n\n`instep run --metrics PORT` serves these too. Each has the label `kpi`."
     head = ("metric", "type", "meaning")
     return _page(
@@ -148,6 +154,8 @@ def _metrics() -> str:
         _table(head, map(_metric, families([]))),
         bridges,
         _table(head, map(_metric, BridgeMetrics("", PollCounts(), {}).collect())),
+        relays,
+        _table(head, map(_metric, relay.collect())),
     )
 
 

@@ -11,12 +11,13 @@ from enum import StrEnum
 from types import FrameType
 from typing import Annotated, NoReturn
 
+import msgspec
 import typer
 
 from instep import errors, settings, terminal
 from instep.cli import completion, options, output, relay_report, resources
 from instep.cli import help as help_pages
-from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Limit, Once
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Limit, MetricsPort, Once
 
 # How many sessions in a row ended soon after their start; a new process takes it over.
 RESTARTS = "INSTEP_RELAY_RESTARTS"
@@ -133,6 +134,7 @@ def init(
 def run(
     relay: RelayName = None,
     once: Once = False,
+    metrics: MetricsPort = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -151,6 +153,13 @@ def run(
     stop = _stop_event()
     progress, began = session.RelayProgress(), time.monotonic()
     report = relay_report.RelayReport(name, progress, stop, once=once)
+    server = None
+    if metrics is not None:
+        from instep.metrics_server import MetricsServer
+        from instep.relay.metrics import RelayMetrics
+
+        server = MetricsServer(metrics, RelayMetrics(name, chosen, progress))
+        output.say(f"{name}: metrics at {server.address}")
     report.start()
     error: errors.InstepError | None = None
     try:
@@ -168,12 +177,17 @@ def run(
         report.end()
         if not stop.is_set():
             output.say(f"{name}: {ended.what}; {_consequence(ended)}")
+            if server is not None:
+                server.close()
+                server = None
             _restart(stop, time.monotonic() - began)
     except errors.InstepError as ended:
         error = ended
         raise
     finally:
         report.end()
+        if server is not None:
+            server.close()
         if as_json:
             totals = {"rows": progress.rows, "transactions": progress.transactions}
             totals["dead"] = progress.dead
@@ -204,16 +218,19 @@ def status(
     declared = settings.load(GLOBAL.config)
     names = [relay] if relay else list(declared.relays)
     found = [relay_status.read(name, settings.relay(declared, name)) for name in names]
+    waiting = _waiting(declared, names)
     if as_json:
-        output.print_json({"relays": found})
+        shown = [{**msgspec.to_builtins(one), "waiting_rows": waiting[one.relay]} for one in found]
+        output.print_json({"relays": shown})
         return
-    head = ("RELAY", "STATE", "HOLDER", "PUBLISHED", "IN OUTBOX", "DEAD")
+    head = ("RELAY", "STATE", "HOLDER", "PUBLISHED", "WAITING", "IN OUTBOX", "DEAD")
     rows = [
         (
             one.relay,
             one.state,
             one.holder or "",
             f"{one.published_rows:,}",
+            "?" if waiting[one.relay] is None else f"{waiting[one.relay]:,}",
             f"{one.outbox_rows:,}",
             f"{one.dead_rows:,}",
         )
@@ -289,6 +306,21 @@ def reset(
         output.say(f"done; start it: instep relay run {name}")
     else:
         output.say_dry_run()
+
+
+def _waiting(declared: settings.Settings, names: list[str]) -> dict[str, int | None]:
+    """Return how many rows of each relay wait; None if Kafka does not say what is published."""
+    from instep.relay import backlog
+
+    found: dict[str, int | None] = dict.fromkeys(names)
+    try:
+        with resources.cluster(declared) as cluster:
+            for name in names:
+                position = backlog.published(name, cluster)
+                found[name] = backlog.waiting(name, settings.relay(declared, name), position)
+    except (errors.Unreachable, errors.NotAuthorised, errors.PositionMissing) as error:
+        output.say(f"the rows that wait are not known: {error.what}")
+    return found
 
 
 def _printed(statement: str, source: str) -> str:

@@ -6,8 +6,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from instep import terminal
 from instep.cli import output
 
@@ -55,9 +53,9 @@ class RelayReport:
                 self._line.update(f"{self._name}: publishing", self._progress.rows, None, "rows")
 
     def _say_now_and_then(self) -> None:
-        said: dict[str, object] = {}
+        said: tuple[str, int] = ("", 0)
         while not self._stop.wait(SAY_INTERVAL_S) and not self._ended.is_set():
-            now = msgspec.structs.asdict(self._progress)
-            if now != said and now["rows"]:
-                self.say(f"{self._name}: {now['state']}; {now['rows']:,} rows published")
+            now = (self._progress.state, self._progress.rows)
+            if now != said and now[1]:
+                self.say(f"{self._name}: {now[0]}; {now[1]:,} rows published")
             said = now

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import msgspec
 
@@ -62,6 +63,8 @@ class RelayProgress(msgspec.Struct):
     rows: int = 0  # published by this process
     transactions: int = 0
     dead: int = 0
+    position: dict[str, Any] | None = None  # of the reader, as it was published last
+    caught_up_at: float | None = None  # when nothing was left to publish; None before a session
 
 
 class LeaseKeeper:
@@ -229,6 +232,8 @@ class RelaySession:
             # Only now may rows be published: a missing position is a loss from here on.
             lease.mark_started()
         self._keeper.published_rows = self._position.rows
+        self.progress.position = self._position.reader
+        self.progress.caught_up_at = time.monotonic()
         self._keeper.count(lease.renew(self._position.rows, is_counted=True))
 
     def _read_position(self, row: LeaseRow) -> bytes | None:
@@ -288,7 +293,7 @@ class RelaySession:
                 if once:
                     self._writer.complete()  # a pipeline that runs next must see all rows
                     break
-                self.progress.state = "idle"
+                self.progress.state, self.progress.caught_up_at = "idle", time.monotonic()
                 self._stop.wait(pause_s)
                 pause_s = min(pause_s * 2, self._pause_max_s(published_at))
                 if pool.submit(reader.has_news).result():
@@ -406,5 +411,6 @@ class RelaySession:
         self._writer.commit(positions.encode(following), confirm)
         self._position = following
         self._keeper.published_rows = following.rows
+        self.progress.position = following.reader
         self.progress.rows += published
         self.progress.transactions += 1

@@ -155,6 +155,11 @@ class IdReader(OutboxReader):
         changed, self._data_version = version != self._data_version, version
         return changed
 
+    def count_waiting(self, position: dict[str, Any] | None) -> int:
+        with self._opened.transaction("BEGIN" if self._is_sqlite else SNAPSHOT):
+            published = self._within(position["ranges"]) if position else []
+            return int(self._opened.value(f"SELECT count(*) FROM {self._table}")) - len(published)
+
     def last_id(self) -> int | None:
         name = target.table_name(self._relay.outbox)
         if self._is_sqlite:

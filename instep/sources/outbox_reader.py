@@ -115,6 +115,10 @@ class OutboxReader(abc.ABC):
         """Make rows that come from another database readable here. Only a person decides this."""
 
     @abc.abstractmethod
+    def count_waiting(self, position: dict[str, Any] | None) -> int:
+        """Return how many rows are not published, by the last published position."""
+
+    @abc.abstractmethod
     def last_id(self) -> int | None:
         """Return the last id that the database gave out; None if others give them out."""
 

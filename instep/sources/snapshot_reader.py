@@ -141,6 +141,23 @@ class SnapshotReader(OutboxReader):
             f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot())"
         )
 
+    def count_waiting(self, position: dict[str, Any] | None) -> int:
+        seen = position["seen"] if position else NOTHING
+        query = (
+            f"SELECT count(*) FROM {self._table}"
+            f" WHERE NOT pg_visible_in_snapshot({self._xid}, ?::pg_snapshot)"
+            f" AND ({self._xid} >= pg_snapshot_xmax(?::pg_snapshot)"
+            f" OR {self._xid} = ANY (ARRAY(SELECT pg_snapshot_xip(?::pg_snapshot))))"
+        )
+        values: list[Any] = [seen] * 3
+        if position and "tick" in position:
+            query += (
+                f" AND NOT (pg_visible_in_snapshot({self._xid}, ?::pg_snapshot)"
+                f" AND {self._id} <= ?)"
+            )
+            values += [position["tick"], position["last_id"]]
+        return int(self._side.value(query, values))
+
     def last_id(self) -> int | None:
         sequence = self._sequence()
         if sequence is None:

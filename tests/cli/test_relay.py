@@ -144,7 +144,7 @@ def test_init_creates_everything_and_a_run_publishes_until_the_outbox_is_empty(
     assert documents(broker, relay) == {"a", "b", "c"}
     head, line = instep(tmp_path, "relay", "status", relay).stdout.splitlines()
     assert head.split("  ")[0] == "RELAY"
-    assert line.split() == [relay, "stopped", "3", "0", "0"]
+    assert line.split() == [relay, "stopped", "3", "0", "0", "0"]
 
 
 def test_dead_rows_are_listed_with_their_reasons(relay: str, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from instep.kafka.connection import Cluster
 from instep.local import ports
 from instep.local.broker import LocalCluster, ProxiedListener
 from instep.local.proxy import NetworkFault, Proxy
+from instep.relay import backlog, session
 from instep.relay import relay as relays
-from instep.relay import session
+from instep.relay.metrics import RelayMetrics
 from instep.relay.records import RecordBuilder, RowInvalid
 from instep.relay.session import RelayProgress
 from instep.sources import tables
+from instep.sources.connection import SourceConnection
 from instep.sources.lease import Lease
 from instep.sources.outbox_reader import OutboxRow
 from instep.sources.snapshot_reader import SnapshotReader
@@ -205,6 +207,34 @@ def test_at_least_once_needs_no_transactions(
         shop.work(20, seed)
         run_once(name, relay, cluster)
         assert not difference(shop, cluster, relay.topic)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_rows_that_wait_are_counted(
+    kind: str, open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    """Count by the position in Kafka, and by that of a running relay."""
+    shop = open_shop(kind)
+
+    def add(rows: int) -> None:
+        with SourceConnection(shop.relay.source) as opened, opened.transaction():
+            for number in range(rows):
+                shop.change(opened, f"job-{number}")
+
+    def waiting() -> int:
+        position = backlog.published(shop.name, cluster)
+        return backlog.waiting(shop.name, shop.relay, position)
+
+    add(3)
+    assert waiting() == 3
+    progress, _ = run_once(shop.name, shop.relay, cluster)
+    assert waiting() == 0
+    add(2)
+    assert waiting() == 2
+    families = RelayMetrics(shop.name, shop.relay, progress).collect()
+    values = {family.name: family.samples[0].value for family in families}
+    assert (values["instep_relay_rows"], values["instep_relay_waiting_rows"]) == (3, 2)
+    assert values["instep_relay_behind_seconds"] >= 0
 
 
 def test_many_rows_are_published_in_batches_that_grow(
