@@ -43,6 +43,19 @@ REFUSED = (
 CREATING = re.compile(r"\s*(CREATE|DROP|LOCK TABLES)\b", re.IGNORECASE)
 
 
+def _settings(*, is_local: bool) -> str:
+    """Return a query that makes settings of PostgreSQL, for the session or the transaction.
+
+    A crash of the server must not undo a renewal of the lease that the position knows: it would
+    look like a restored source.
+    """
+    return (
+        f"SELECT set_config('lock_timeout', '10s', {is_local}), CASE"
+        " current_setting('synchronous_commit') WHEN 'off'"
+        f" THEN set_config('synchronous_commit', 'on', {is_local}) END"
+    )
+
+
 class OpenConnections:
     """The connections of one process to its source. A stop ends those that wait for an answer."""
 
@@ -86,6 +99,7 @@ class SourceConnection:
         self._mark = "?" if self.dialect.name == "sqlite" else "%s"
         self._file: tuple[Path, int] | None = None
         self._ready: dict[str, str] = {}
+        self._is_pooled = False
         with self._translated():
             self._prepare(opened)
 
@@ -100,13 +114,11 @@ class SourceConnection:
             case "postgresql":
                 opened.rollback()
                 self.driver.autocommit = True
-                self.driver.execute("SET lock_timeout = '10s'")
-                # A crash of the server must not undo a renewal of the lease that the position
-                # knows: it would look like a restored source.
-                self.driver.execute(
-                    "SELECT set_config('synchronous_commit', 'on', false)"
-                    " WHERE current_setting('synchronous_commit') = 'off'"
-                )
+                [(number,)] = self.driver.execute("SELECT pg_backend_pid()").fetchall()
+                # Behind a pooler, settings of the session would be those of other clients.
+                self._is_pooled = number != self.driver.info.backend_pid
+                if not self._is_pooled:
+                    self.driver.execute(_settings(is_local=False))
             case _:
                 self.driver.autocommit(True)
                 # In another zone, an hour is repeated at the end of summer time.
@@ -116,7 +128,7 @@ class SourceConnection:
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        with self._translated(statement):
+        with self._translated(statement), self._with_settings(statement):
             cursor = self.driver.cursor()
             try:
                 cursor.execute(self._sql(statement), tuple(parameters))
@@ -144,7 +156,7 @@ class SourceConnection:
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        with self._translated():
+        with self._translated(), self._with_settings(statement):
             cursor = self.driver.cursor()
             try:
                 cursor.execute(self._sql(statement), tuple(parameters))
@@ -178,6 +190,19 @@ class SourceConnection:
                 return list(cursor.fetchall())
             finally:
                 cursor.close()
+
+    @contextmanager
+    def _with_settings(self, statement: str) -> Iterator[None]:
+        """Behind a pooler, make the settings in each transaction; a statement gets one."""
+        is_outside = self._is_pooled and self.driver.info.transaction_status == 0
+        if not is_outside or statement.startswith("BEGIN"):
+            yield
+            if is_outside:
+                self.driver.execute(_settings(is_local=True))
+            return
+        with self.driver.transaction():
+            self.driver.execute(_settings(is_local=True))
+            yield
 
     def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """Run a query with one row, and return its first column."""
