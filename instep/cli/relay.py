@@ -283,6 +283,14 @@ def reset(
             " continue at the relay's position and accept the topic as it is now."
         ),
     ],
+    nothing_lost: Annotated[
+        bool,
+        typer.Option(
+            "--nothing-lost",
+            help="With --to current: continue on another server, which has everything that was"
+            " published. After a failover, or pg_upgrade.",
+        ),
+    ] = False,
     execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
@@ -293,13 +301,13 @@ def reset(
 
     declared = settings.load(GLOBAL.config)
     name, chosen = _relay(declared, relay)
-    plan = resetting.plan(name, chosen, to.value)
+    plan = resetting.plan(name, chosen, to.value, nothing_lost=nothing_lost)
     if not as_json:
         typer.echo(f"{name}: published {plan.published_rows:,} rows so far")
         typer.echo(f"{name}: after the reset, {plan.consequence}")
     if execute:
         with resources.cluster(declared) as cluster:
-            resetting.execute(name, chosen, cluster, to.value)
+            resetting.execute(name, chosen, cluster, to.value, nothing_lost=nothing_lost)
     if as_json:
         output.print_json({"plan": plan, "executed": execute})
     if execute:

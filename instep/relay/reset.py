@@ -32,19 +32,38 @@ class ResetPlan(msgspec.Struct, frozen=True):
     consequence: str
 
 
-def plan(name: str, relay: settings.Relay, to: Place) -> ResetPlan:
+NOTHING_LOST = "the source counts as complete, whatever server it is now"
+
+
+def plan(name: str, relay: settings.Relay, to: Place, *, nothing_lost: bool = False) -> ResetPlan:
     """Return what a reset would do; refuse it while a process is active."""
+    if nothing_lost and to != "current":
+        raise errors.SettingsError(
+            f"--nothing-lost says that the relay may continue, and --to {to} that it may not",
+            "use --to current, or leave --nothing-lost out",
+        )
     lease = Lease(relay, name)
     try:
         _refuse_working(lease, name)
         row = lease.read()
     finally:
         lease.close()
-    return ResetPlan(name, to, row.published_rows, CONSEQUENCES[to])
+    consequence = f"{CONSEQUENCES[to]}; {NOTHING_LOST}" if nothing_lost else CONSEQUENCES[to]
+    return ResetPlan(name, to, row.published_rows, consequence)
 
 
-def execute(name: str, relay: settings.Relay, cluster: connection.Cluster, to: Place) -> None:
-    """Write the new position. A process that is active meanwhile is fenced by this."""
+def execute(
+    name: str,
+    relay: settings.Relay,
+    cluster: connection.Cluster,
+    to: Place,
+    *,
+    nothing_lost: bool = False,
+) -> None:
+    """Write the new position. A process that is active meanwhile is fenced by this.
+
+    With `nothing_lost`, the position is continued although the source is another server.
+    """
     lease = Lease(relay, name)
     try:
         _refuse_working(lease, name)
@@ -60,7 +79,13 @@ def execute(name: str, relay: settings.Relay, cluster: connection.Cluster, to: P
         )
         try:
             writer.start()
-            for new in _positions(name, relay, cluster, lease.read(), to):
+            row = lease.read()
+            new_positions = (
+                _accepted(name, relay, cluster, row)
+                if nothing_lost
+                else _positions(name, relay, cluster, row, to)
+            )
+            for new in new_positions:
                 lease.renew(None, is_counted=False)
                 writer.begin()
                 writer.commit(positions.encode(new))
@@ -79,16 +104,7 @@ def _positions(
     topic = topics.describe(cluster, relay.topic)
     found = position_topic.read(cluster, position_topic.of_relay(name))
     if to == "current":
-        if found is None:
-            raise errors.SettingsError(
-                f"relay {name!r} has no position", "use --to start or --to end"
-            )
-        yield msgspec.structs.replace(
-            positions.decode(found, name),
-            cluster_id=topic.cluster_id,
-            topic_id=topic.id,
-            partitions=len(topic.partitions),
-        )
+        yield _current(name, topic, found)
         return
     reader = sources.open_reader(relay, name)
     try:
@@ -104,6 +120,35 @@ def _positions(
             reader.done(sequence)
     finally:
         reader.close()
+
+
+def _current(name: str, topic: topics.Topic, found: bytes | None) -> RelayPosition:
+    """Return the position, as one that belongs to the topic as it is now."""
+    if found is None:
+        raise errors.SettingsError(f"relay {name!r} has no position", "use --to start or --to end")
+    return msgspec.structs.replace(
+        positions.decode(found, name),
+        cluster_id=topic.cluster_id,
+        topic_id=topic.id,
+        partitions=len(topic.partitions),
+    )
+
+
+def _accepted(
+    name: str, relay: settings.Relay, cluster: connection.Cluster, row: LeaseRow
+) -> list[RelayPosition]:
+    """Return the position, as one that belongs to the source and the topic as they are now.
+
+    What the source itself shows still stops the relay: transactions or rows that it has not.
+    """
+    found = position_topic.read(cluster, position_topic.of_relay(name))
+    known = _current(name, topics.describe(cluster, relay.topic), found)
+    reader = sources.open_reader(relay, name)
+    try:
+        accepted = reader.accept(known.reader)
+    finally:
+        reader.close()
+    return [msgspec.structs.replace(known, source_id=row.source_id, beat=row.beat, reader=accepted)]
 
 
 def _raise_ids(name: str, found: bytes | None, row: LeaseRow, reader: OutboxReader) -> int:

@@ -114,6 +114,10 @@ class OutboxReader(abc.ABC):
     def adopt(self) -> None:  # noqa: B027 - most databases need nothing
         """Make rows that come from another database readable here. Only a person decides this."""
 
+    def accept(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return a position as one of this server. A person says that it has lost nothing."""
+        return position
+
     @abc.abstractmethod
     def count_waiting(self, position: dict[str, Any] | None) -> int:
         """Return how many rows are not published, by the last published position."""

@@ -141,6 +141,23 @@ class SnapshotReader(OutboxReader):
             f" WHERE {self._xid} >= pg_snapshot_xmax(pg_current_snapshot())"
         )
 
+    def accept(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Take this server's identity, timeline and log. Its transaction ids must go on."""
+        snapshot = position.get("tick", position["seen"])
+        [(is_behind, lsn)] = self._side.select(
+            "SELECT pg_snapshot_xmax(?::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()),"
+            " pg_current_wal_insert_lsn()::text",
+            (snapshot,),
+        )
+        if is_behind:
+            raise errors.SettingsError(
+                f"the source of relay {self._name!r} has not given out the transaction ids that the"
+                " relay has read: it has lost something, or was loaded from a dump",
+                "decide which rows to publish: --to start or --to end",
+            )
+        self._lsn = lsn
+        return {**position, **self._facts()}
+
     def count_waiting(self, position: dict[str, Any] | None) -> int:
         seen = position["seen"] if position else NOTHING
         query = (

@@ -252,6 +252,41 @@ def test_a_promoted_postgres_stops_the_relay_only_if_it_lost_what_was_read(
             assert not difference(shop, cluster, relay.topic)
 
 
+def test_a_complete_source_on_another_server_can_be_continued(cluster: Cluster) -> None:
+    """Promote complete data, without the right to see it, and give it another identity."""
+    with RecoveringPostgres() as server:
+        name, relay = declare(server.url, cluster)
+        shop = PrintShop(relay, name)
+        shop.work(5)
+        run_once(name, relay, cluster)
+        server.stop()
+        server.promote()
+        run_sql(server.url, "UPDATE instep_relays SET beat = 0, source_id = 'upgraded'")
+        shop.work(20, seed=1)
+        with pytest.raises(errors.SourceRestored):
+            run_once(name, relay, cluster)
+        with pytest.raises(errors.SettingsError, match="use --to current"):
+            reset.plan(name, relay, "end", nothing_lost=True)
+        assert (
+            reset.NOTHING_LOST in reset.plan(name, relay, "current", nothing_lost=True).consequence
+        )
+        reset.execute(name, relay, cluster, "current", nothing_lost=True)
+        run_once(name, relay, cluster)
+        assert not difference(shop, cluster, relay.topic)
+
+
+def test_a_source_without_the_transactions_that_were_read_is_not_complete(
+    open_shop: Callable[..., PrintShop], cluster: Cluster
+) -> None:
+    shop = open_shop("postgres")
+    shop.work(2)
+    run_once(shop.name, shop.relay, cluster)
+    reader = sources.open_reader(shop.relay, shop.name)
+    with pytest.raises(errors.SettingsError, match="loaded from a dump"):
+        reader.accept({"seen": "9999999999:9999999999:"})
+    reader.close()
+
+
 @pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
 def test_ids_that_were_used_twice_stop_the_relay(
     kind: str, open_shop: Callable[..., PrintShop], cluster: Cluster
