@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def test_running_counts_are_written_in_update_mode(spark: Any, url: str, tmp_pat
 
     assert run_sql(url, "SELECT * FROM counts ORDER BY status") == [("new", 5), ("sent", 1)]
     [(offsets,)] = run_sql(url, "SELECT offsets FROM instep_batches WHERE batch_id = 1")
-    assert "logOffset" in offsets
+    planned = [json.loads(place.removeprefix("0=")) for place in json.loads(offsets)]
+    assert planned == [{"logOffset": 0}, {"logOffset": 1}]  # by the place of the source
     with pytest.raises(StreamingQueryException, match=r'outputMode\("complete"\)'):
         run_for_each(counts, sink, tmp_path / "another", mode="complete")
 
@@ -214,6 +216,48 @@ def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
     assert run_sql(url, "SELECT * FROM orders ORDER BY 1") == [(1, "new", 1), (2, "new", 1)]
     with pytest.raises(PySparkException, match=r'mode\("overwrite"\) would replace the table'):
         writer.mode("overwrite").save()
+
+
+def test_other_modes_of_a_batch_job_are_in_the_documentation(spark: Any, url: str) -> None:
+    frame = spark.createDataFrame([(1, "new", 1)], SCHEMA)
+    writer = frame.write.format("instep").options(url=url, table="orders", key="order_id")
+
+    for mode in ("ErrorIfExists", "Ignore"):
+        text = f'The data source "instep" cannot be written in the "{mode}" mode'
+        with pytest.raises(PySparkException, match=text):
+            writer.mode(mode.lower()).save()
+        assert f"`{text}`" in LIMITS
+
+
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
+def test_windows_are_keyed_by_their_begin_and_json_is_parsed(
+    spark: Any, kind: str, new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    url = new_database(kind)
+    types = ("TIMESTAMPTZ", "JSONB") if kind == "postgres" else ("DATETIME(6)", "JSON")
+    columns = f"window_start {types[0]} NOT NULL PRIMARY KEY, orders BIGINT, latest {types[1]}"
+    run_sql(url, f"CREATE TABLE per_minute ({columns})")
+    add_rows(tmp_path / "in", 1, rows(1, 2, 61))
+    add_rows(tmp_path / "in", 2, rows(62, 121))
+    stream = read_rows(spark, tmp_path / "in", SCHEMA).withColumn(
+        "at", sf.timestamp_seconds(sf.lit(1_700_000_040) + sf.col("order_id"))
+    )
+    counts = (
+        stream.groupBy(sf.window("at", "1 minute"))
+        .agg(sf.count("*").alias("orders"), sf.max("order_id").alias("order_id"))
+        .select(
+            sf.col("window.start").alias("window_start"),
+            "orders",
+            sf.to_json(sf.struct("order_id")).alias("latest"),
+        )
+    )
+    sink = instep.sink(url, instep.table("per_minute", key="window_start"))
+
+    run_for_each(counts, sink, tmp_path / "checkpoint")
+
+    found = run_sql(url, "SELECT orders, latest FROM per_minute ORDER BY window_start")
+    parsed = [(count, json.loads(doc) if isinstance(doc, str) else doc) for count, doc in found]
+    assert parsed == [(2, {"order_id": 2}), (2, {"order_id": 62}), (1, {"order_id": 121})]
 
 
 def test_a_batch_job_that_fails_leaves_no_staged_rows(spark: Any, url: str) -> None:
