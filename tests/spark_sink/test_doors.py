@@ -18,6 +18,7 @@ import instep
 from instep.spark_sink import collecting
 from instep.spark_sink.collecting import RowCollector
 from tests.support import cli
+from tests.support.counting_source import Counting
 from tests.support.databases import run_sql
 from tests.support.spark_doors import (
     AUDIT,
@@ -204,6 +205,25 @@ def test_a_deleted_checkpoint_stops_the_query_until_it_is_adopted(
 
     assert run_sql(url, "SELECT count(*) FROM orders") == [(3,)]
     assert "orders" in cli.instep(tmp_path, "sink", "list", "--url", url).stdout
+
+
+def test_a_source_without_a_name_is_the_same_after_a_restart(
+    spark: Any, url: str, tmp_path: Path
+) -> None:
+    spark.dataSource.register(Counting)
+    stream = spark.readStream.format("counting").load().selectExpr("*", "'new' AS status")
+    for _ in range(2):
+        sink = instep.sink(url, instep.table("orders", key="order_id"))
+        writer = stream.writeStream.foreachBatch(sink)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        forget_last_commit(tmp_path / "checkpoint")
+
+    assert run_sql(url, "SELECT count(*), max(order_id) FROM orders") == [(9, 8)]
+    assert epochs(url)[0][1:] == (2, 9)
 
 
 def test_a_batch_job_is_one_transaction(spark: Any, url: str) -> None:
