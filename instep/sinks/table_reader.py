@@ -178,7 +178,8 @@ class TableReader:
     def upserts(self, compiled: mapping.Mapping) -> bool:
         """Return whether an upsert has no side effects, and the guard can be expressed in SQL.
 
-        When a row exists, the attempt to insert it must leave no trace.
+        When a row exists, the attempt to insert it must leave no trace. Without a column beside the
+        key, there is nothing to update.
         """
         key = {column.name for column in compiled.keys}
         others = [column for name, column in self.columns.items() if name not in key]
@@ -207,7 +208,8 @@ class TableReader:
         # MariaDB and MySQL upsert by any unique key, so a second one could update another
         # document's row.
         by_key = not self.is_mysql or all(set(unique) == key for unique in self.unique_keys())
-        return not (has_sequence or hides_rows or in_key) and comparable and by_key
+        has_columns = bool(compiled.columns)
+        return not (has_sequence or hides_rows or in_key) and comparable and by_key and has_columns
 
     def triggers(self) -> list[str]:
         """Return the names of the table's triggers."""

@@ -388,7 +388,7 @@ class TargetTable(abc.ABC):
 
     def statement_checks(self) -> list[str]:
         """Return every kind of statement that a batch needs, on no rows."""
-        column = self.quoted(self.columns[0])
+        column = self.quoted((*self.columns, *self.key_names)[0])
         statements = [
             f"UPDATE {self.name} SET {column} = {column} WHERE FALSE",
             f"SELECT 1 FROM {self.connection.stage} WHERE FALSE",

@@ -117,11 +117,6 @@ def rows_of(table: SinkTable, schema: spark.StructType) -> dict[str, spark.DataT
                 " not boolean",
                 'compute it: withColumn("is_deleted", expr("op = \'D\'"))',
             )
-    if not set(columns) - set(table.key):
-        raise errors.SettingsError(
-            f"the rows of table {table.table!r} have no columns beside the key",
-            "add a column that the table has",
-        )
     return columns
 
 

@@ -129,3 +129,26 @@ def test_text_that_is_not_json_stops_the_query(url: str) -> None:
     with pytest.raises(errors.RowRefused, match="'plain text' is text that is not JSON"):
         query.write(0, [{"id": 1, "doc": "plain text"}])
     query.close()
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+def test_a_table_may_have_only_a_key(url: str, on_error: str) -> None:
+    run_sql(url, "DROP TABLE IF EXISTS links")
+    table_of(url, "ends", "id INTEGER NOT NULL PRIMARY KEY")
+    for end in (1, 2, 3):
+        run_sql(url, f"INSERT INTO ends VALUES ({end})")
+    columns = "a INTEGER NOT NULL, b INTEGER NOT NULL, PRIMARY KEY (a, b)"
+    table_of(url, "links", f"{columns}, FOREIGN KEY (b) REFERENCES ends (id)")
+    schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("gone", pa.bool_())])
+    table = definition.table("links", key=["a", "b"], delete_when="gone")
+    name = f"links or {on_error}"
+    query = SinkQuery(url, table, schema=schema, on_error=on_error, name=name)
+
+    query.write(0, [{"a": 1, "b": 1, "gone": False}, {"a": 1, "b": 2, "gone": False}])
+    query.write(1, [{"a": 1, "b": 2, "gone": False}, {"a": 2, "b": 3, "gone": None}])
+    query.write(2, [{"a": 1, "b": 1, "gone": True}])
+    if on_error == "park":
+        assert query.write(3, [{"a": 9, "b": 9, "gone": False}]).reasons == {"PARENT_MISSING": 1}
+
+    query.close()
+    assert run_sql(url, "SELECT a, b FROM links ORDER BY a, b") == [(1, 2), (2, 3)]
