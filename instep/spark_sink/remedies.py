@@ -32,7 +32,12 @@ USUAL: dict[type[errors.InstepError], str] = {
     errors.PermissionLost: f"grant the permission again; {START_AGAIN}",
 }
 BY_TEXT = {kind.usual_remedy: text for kind, text in USUAL.items()}
-SQLITE_MISSING = "if the file was never created, run: instep init"
+SQLITE_FILE = (
+    "create the file and the table in it, or correct the path in `url`; tasks on other machines"
+    " than the driver do not have its file"
+)
+BY_TEXT["if the file was never created, run: instep init"] = SQLITE_FILE
+BY_TEXT["restore it, or run instep init"] = SQLITE_FILE
 
 
 @contextmanager
@@ -42,8 +47,6 @@ def in_terms_of_a_sink() -> Iterator[None]:
         yield
     except errors.InstepError as error:
         remedy = BY_TEXT.get(error.remedy, error.remedy)
-        if remedy == SQLITE_MISSING:
-            remedy = "create the file and the table in it, or correct the path in `url`"
         error.remedy = remedy.replace("`target`", "`url`")
         error.args = error.what, error.remedy  # what travels between processes
         raise

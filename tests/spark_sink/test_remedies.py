@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import instep
 from instep import errors
+from instep.sinks import sqlite
 from instep.spark_sink import definition, remedies, session
 from instep.spark_sink.targets import SinkSchema
 from tests.support.databases import run_sql
@@ -126,6 +127,14 @@ def test_a_day_is_no_order(new_database: Callable[[str], str]) -> None:
 )
 def test_a_database_that_cannot_be_reached_has_a_remedy_for_a_sink(url: str, remedy: str) -> None:
     assert remedy in refused(url).remedy
+
+
+def test_remedies_that_are_replaced_are_those_of_the_code() -> None:
+    usual = {kind.usual_remedy for kind in remedies.USUAL}
+    code = (Path(sqlite.__file__)).read_text(encoding="utf-8")
+
+    others = [text for text in remedies.BY_TEXT if text not in usual]
+    assert [text for text in others if f'"{text}"' not in code] == []
 
 
 @pytest.mark.parametrize("kind", remedies.USUAL)
