@@ -93,6 +93,29 @@ def test_batches_in_any_order_equal_one_by_one(
     )
 
 
+@pytest.mark.parametrize("document", ["day", "@key"])
+def test_the_only_key_column_may_be_a_date(
+    database_url: str, open_sink: Open, document: str
+) -> None:
+    columns = "day DATE NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT"
+    run_sql(database_url, f"CREATE TABLE contract_document ({columns})")
+    of_event = {**EVENT, "document": document}
+    sink = begun(open_sink(declare(database_url, key="day", event=of_event, columns=COLUMNS)))
+
+    def of_day(offset: int, day: int, version: int) -> Record:
+        body = {"day": f"2026-05-0{day}", "status": f"S{version}", "version": version}
+        return record(offset, f"2026-05-0{day}", body)
+
+    apply(sink, [of_day(0, 1, 1), of_day(1, 2, 1), of_day(2, 1, 3)])
+    apply(sink, [of_day(3, 1, 2), record(4, "2026-05-02", None), of_day(5, 3, 1)])
+    apply(sink, [of_day(6, 2, 1)])
+
+    found = run_sql(database_url, "SELECT print_status FROM contract_document ORDER BY day")
+    assert found == [("S3",), ("S1",)]
+    looked_up = sink.table.look_up(["2026-05-01"])
+    assert looked_up["2026-05-01"]["print_status"] == "S3"
+
+
 def test_a_loose_collation_never_merges_two_documents(database_url: str, open_sink: Open) -> None:
     kind = database_url.partition(":")[0]
     text = TEXT.get(kind, "TEXT COLLATE NOCASE" if kind == "sqlite" else "TEXT COLLATE loose")
