@@ -39,7 +39,7 @@ class KeyPart:
         self._is_padded = isinstance(column.kind, kinds.Text) and column.kind.padded
         self._is_integer = isinstance(column.kind, kinds.Integer)
         self._is_time = isinstance(column.kind, kinds.Timestamp)
-        self._is_restored = isinstance(column.kind, (kinds.Numeric, kinds.Boolean))
+        self._from_text = _text_reader(column.kind)
         self.restore = canonical.restorer(column.kind)
         self.read = _reader(column.kind)
 
@@ -60,8 +60,8 @@ class KeyPart:
                     Reason.ID_TOO_LONG,
                     f"{name} has {len(raw)} characters, but an id has at most {ID_CHARACTERS_MAX}",
                 )
-            if as_text and self._is_restored:
-                raw = self._restored(raw, name)
+            if as_text and self._from_text is not None:
+                raw = self._from_text(raw)
         if self._is_time and kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{name}: finer than a microsecond")
         try:
@@ -75,16 +75,6 @@ class KeyPart:
                 " it would be another document's id"
             )
             raise Unfit(Reason.ID_TAKEN_FOR_ANOTHER, detail)
-        return value
-
-    def _restored(self, text: str, name: str) -> Any:
-        """Return the number, or true or false, that a text is."""
-        try:
-            value = self.restore(text)
-        except (KeyError, ArithmeticError):
-            value = None
-        if value is None or (isinstance(value, Decimal) and not value.is_finite()):
-            raise Unfit(Reason.WRONG_TYPE, f"{name} is {kinds.shown(text)}, which the key is not")
         return value
 
 
@@ -200,6 +190,23 @@ def _shown(value: Any) -> str:
             return canonical.number_text(value)
         case _:
             return str(value)
+
+
+def _text_reader(kind: kinds.ColumnKind) -> Callable[[str], Any] | None:
+    """Return the function from text to what the kind's converter takes, if that is not text."""
+    match kind:
+        case kinds.Numeric():
+            return kinds.exact_number
+        case kinds.Boolean():
+            return _boolean
+        case _:
+            return None
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise Unfit(Reason.WRONG_TYPE, f"{kinds.shown(text)} is neither true nor false")
+    return text == "true"
 
 
 def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:

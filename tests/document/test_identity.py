@@ -157,3 +157,44 @@ def test_a_delete_whose_key_is_not_the_whole_id_is_a_dead_letter() -> None:
     assert [(one.reason, one.detail) for one in dead] == [
         (Reason.ID_PARTS_WRONG, "the key is '7', but the key has 2 columns: expected tenant/no")
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "text", "stored"),
+    [
+        (kinds.Date(), "2026-05-01", "2026-05-01", date(2026, 5, 1)),
+        (kinds.Timestamp(), "2026-05-01T10:00+02:00", "2026-05-01T08:00:00Z", None),
+        (kinds.Numeric(10, 2), Decimal("1.50"), "1.5", Decimal("1.50")),
+        (kinds.Numeric(10, 2), 0, "0", Decimal("0.00")),
+        (kinds.Boolean(), True, "true", True),
+        (kinds.Boolean(), False, "false", 0),  # SQLite returns numbers
+    ],
+)
+def test_the_only_key_column_may_have_values_with_several_forms(
+    kind: Any, raw: Any, text: str, stored: Any
+) -> None:
+    known = Identity(mapping(TargetColumn("k", kind), documents=(("k",),)))
+    stored = datetime(2026, 5, 1, 8, tzinfo=UTC) if stored is None else stored
+
+    assert known.is_text_form
+    assert known.of_field(raw) == known.of_text(text) == known.of_columns([stored]) == text
+    assert known.columns(text) == (stored,)
+    assert known.of_kept(text) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (kinds.Numeric(10, 2), "one", Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Numeric(10, 2), "1e999999999", Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Numeric(10, 2), "NaN", Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Boolean(), "True", Reason.WRONG_TYPE),
+        (kinds.Date(), "2026-13-01", Reason.NOT_A_TIME),
+    ],
+)
+def test_text_that_is_no_value_of_the_key_is_refused(kind: Any, text: str, reason: Reason) -> None:
+    known = Identity(mapping(TargetColumn("k", kind), documents=((KEY,),)))
+
+    with pytest.raises(Unfit) as caught:
+        known.of_text(text)
+    assert caught.value.reason is reason
