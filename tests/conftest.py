@@ -122,6 +122,7 @@ QUICK = (
     "sinks/test_facts.py",
     "sinks/test_target.py",
     "sources/test_connection.py",
+    "spark_sink/test_calls.py",
     "spark_sink/test_decision.py",
     "spark_sink/test_definition.py",
     "spark_sink/test_encoding.py",

@@ -7,7 +7,7 @@ from pyspark.sql import types as spark
 
 from instep import errors
 from instep.settings.pipeline_checks import check_pipeline
-from instep.spark_sink import definition, targets
+from instep.spark_sink import data_source, definition, targets
 from instep.spark_sink.definition import SinkTable, from_options
 
 GIVEN = {"url": "sqlite:///t.db", "table": "orders", "key": "order_id"}
@@ -97,6 +97,18 @@ def test_a_checkpoint_that_is_not_atomic_gets_a_warning(checkpoint: str, is_unsa
     warning = definition.unsafe_checkpoint({"checkpointLocation": checkpoint})
 
     assert (warning is not None) is is_unsafe
+
+
+def test_the_format_warns_of_such_a_checkpoint_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data_source.StreamWriter, "check", lambda _: None)
+    options = {**GIVEN, "checkpointLocation": "s3a://bucket/checkpoint"}
+
+    data_source.stream_writer(options, spark.StructType(), overwrite=False)
+
+    [warning] = caplog.messages
+    assert warning.startswith("the checkpoint is on s3a://")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
