@@ -1,4 +1,4 @@
-"""The topic that a relay or a stream publishes to, as its last position knows it."""
+"""The topic that a relay or a stream publishes to: what it must be, and what it accepts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ class KnownTopic(msgspec.Struct, frozen=True):
     cluster_id: str
     topic_id: str
     partitions: int
+
+
+CLOCK_SLACK_MS = 60_000  # between our clock and the broker's, and until it checks a record
+
+
+class TimestampBounds(msgspec.Struct, frozen=True):
+    """How far the timestamp of a record may be from the broker's time, in milliseconds."""
+
+    before_ms: int
+    after_ms: int
+
+    def around(self, now_ms: int) -> tuple[int, int]:
+        """Return the earliest and the latest timestamp that the topic accepts for certain.
+
+        A timestamp of 0 or less is that of a record without one.
+        """
+        before_ms, after_ms = (
+            bound - min(CLOCK_SLACK_MS, bound // 2) for bound in (self.before_ms, self.after_ms)
+        )
+        return max(1, now_ms - before_ms), now_ms + after_ms
 
 
 def refuse_changed(publisher: str, known: KnownTopic, now: Topic, remedy: str = "") -> None:

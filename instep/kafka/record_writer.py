@@ -31,6 +31,7 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from instep import errors, settings
 from instep.kafka import connection, faults, position_topic
+from instep.kafka.output_topic import TimestampBounds
 from instep.kafka.position_topic import PositionPlace
 
 TRANSACTION_TIMEOUT_MS = 60_000
@@ -54,15 +55,31 @@ class RecordRefused(Exception):
 
 def record_bytes_max(cluster: connection.Cluster, topic: str) -> int:
     """Return the size of the largest record that the topic accepts in any case."""
+    return int(_settings_of(cluster, topic).get("max.message.bytes", 1_048_588)) - BATCH_BYTES
+
+
+def timestamp_bounds(cluster: connection.Cluster, topic: str) -> TimestampBounds:
+    """Return which timestamps the topic accepts."""
+    found = _settings_of(cluster, topic)
+    # Before version 3.6, Kafka has one setting for both.
+    both = found.get("message.timestamp.difference.max.ms", str(2**63 - 1))
+    return TimestampBounds(
+        int(found.get("message.timestamp.before.max.ms", both)),
+        int(found.get("message.timestamp.after.max.ms", both)),
+    )
+
+
+def _settings_of(cluster: connection.Cluster, topic: str) -> dict[str, str]:
+    """Return the settings of a topic that have a value."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
-    def request() -> int:
+    def request() -> dict[str, str]:
         answer = cluster.admin.describe_configs([resource], request_timeout=cluster.timeout_s)
         operation = cluster.operation(
             f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"
         )
         config = cluster.wait(answer[resource], operation)
-        return int(config["max.message.bytes"].value or 1_048_588) - BATCH_BYTES
+        return {name: entry.value for name, entry in config.items() if entry.value}
 
     return cluster.retry(request)
 
@@ -162,9 +179,14 @@ class RecordWriter:
             self._position = position
 
     def add(
-        self, key: bytes | None, value: bytes | None, headers: Headers, topic: str | None = None
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        topic: str | None = None,
+        timestamp_ms: int = 0,
     ) -> None:
-        """Add a record, by default to the writer's topic.
+        """Add a record, by default to the writer's topic and with the time of now (0).
 
         Raise RecordRefused if the topic does not accept its size.
         """
@@ -173,7 +195,9 @@ class RecordWriter:
             self._wait(lambda: self._producer.poll(0))
         while True:
             try:
-                self._producer.produce(topic or self._topic, value, key, headers=headers)
+                self._producer.produce(
+                    topic or self._topic, value, key, timestamp=timestamp_ms, headers=headers
+                )
             except BufferError:
                 self._wait(lambda: self._producer.poll(0.05))
             except KafkaException as failure:

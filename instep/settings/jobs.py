@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from instep.settings.pipelines import EventMapping
-from instep.settings.values import IN_URL, RelayGuarantee, SettingsTable
+from instep.settings.values import IN_URL, RelayGuarantee, SettingsTable, StreamTimestamp
 
 
 class Stream(SettingsTable, frozen=True, kw_only=True):
@@ -35,6 +35,10 @@ class Stream(SettingsTable, frozen=True, kw_only=True):
         RelayGuarantee,
         Meta(description="exactly-once, or at-least-once for a cluster without transactions"),
     ] = "exactly-once"
+    timestamp: Annotated[
+        StreamTimestamp,
+        Meta(description="timestamp of what is published: the source record's, or the time then"),
+    ] = "source"
     dead_letters: Annotated[
         str | None,
         Meta(

@@ -80,6 +80,8 @@ ReaderClient = Literal["java", "librdkafka", "kafka-python", "aiokafka", "spark"
 
 RelayGuarantee = Literal["exactly-once", "at-least-once"]
 
+StreamTimestamp = Literal["source", "publish"]
+
 TooLarge = Literal["dead-letter", "stop"]
 
 Vanished = Literal["ignore", "delete"]

@@ -26,7 +26,8 @@ class Unpublishable(StrEnum):
 class OutputRecord(msgspec.Struct, frozen=True, gc=False):
     """A record to publish; `index` counts those of one source record.
 
-    If the transformation fails on the source record, this is the source record and the reason.
+    `timestamp_ms` is that of the source record. If the transformation fails on that, this is the
+    source record and the reason.
     """
 
     offset: int
@@ -35,12 +36,20 @@ class OutputRecord(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
     headers: Headers = ()
     failure: str | None = None
+    timestamp_ms: int = -1  # Kafka's value for a record without one
 
 
 def copies(records: Iterable[Record]) -> Iterable[OutputRecord]:
     """Return what a stream without a transformation publishes: the records as they are."""
     for record in records:
-        yield OutputRecord(record.offset, 0, record.key, record.value, record.headers)
+        yield OutputRecord(
+            record.offset,
+            0,
+            record.key,
+            record.value,
+            record.headers,
+            timestamp_ms=record.timestamp_ms,
+        )
 
 
 def id_prefix(stream: str, topic_id: str, partition: int) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 from instep import errors, settings
 from instep.kafka import output_topic
 from instep.kafka.connection import Cluster
-from instep.kafka.output_topic import KnownTopic
+from instep.kafka.output_topic import KnownTopic, TimestampBounds
 from instep.kafka.topics import Topic
 from instep.pipeline.continuity import LogReader
 from instep.streams.position import StreamPosition
@@ -33,7 +33,8 @@ class StreamPlan(msgspec.Struct, frozen=True):
     run: str
     begins: dict[int, int]
     record_bytes_max: int
-    dead_bytes_max: int = 0
+    dead_bytes_max: int
+    timestamps: TimestampBounds | None  # of the output topic; None: the time of publication
 
     @property
     def writer(self) -> tuple[int, str]:

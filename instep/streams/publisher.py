@@ -26,6 +26,8 @@ from instep.streams.output import OutputRecord, Unpublishable
 from instep.streams.plan import StreamPlan
 from instep.streams.position import StreamPosition
 
+PUBLICATION = 0  # as the timestamp of a record: the time at which it is published
+
 
 class SourceRecords(msgspec.Struct, frozen=True):
     """The source records that one transaction is about: from the first offset to the last."""
@@ -107,6 +109,7 @@ class PartitionPublisher:
         self._step(2, first, last)
         self._published = self._dead = 0
         add, prefix = self._writer.add, self._prefix
+        earliest_ms, latest_ms = self._accepted_timestamps()
         for record in outputs:
             headers = output.headers(record, prefix)
             if record.failure is not None:
@@ -115,8 +118,11 @@ class PartitionPublisher:
             if record.key is None:
                 self._refuse(record, headers, Unpublishable.KEY_MISSING, "it has no key")
                 continue
+            timestamp_ms = record.timestamp_ms
+            if not earliest_ms <= timestamp_ms <= latest_ms:
+                timestamp_ms = PUBLICATION
             try:
-                add(record.key, record.value, headers)
+                add(record.key, record.value, headers, None, timestamp_ms)
             except RecordRefused as refused:
                 size = len(record.value or b"")
                 why = f"it has {size:,} bytes, which topic {self._plan.stream.target!r} refuses"
@@ -150,6 +156,11 @@ class PartitionPublisher:
     def close(self) -> None:
         """Abort what is not committed."""
         self._writer.close()
+
+    def _accepted_timestamps(self) -> tuple[int, int]:
+        """Return the bounds of timestamps that are kept; an empty range if none are."""
+        bounds = self._plan.timestamps
+        return bounds.around(_now_ms()) if bounds is not None else (0, -1)
 
     def _outcome(self, source: SourceRecords) -> BatchOutcome:
         now = _now_ms()

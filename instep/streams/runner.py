@@ -131,6 +131,7 @@ class StreamRunner(FlowRunner):
             {p: at for p, at in start.begins.items() if p not in start.in_doubt},
             starts.record_bytes_max(self.cluster, self._stream.target),
             starts.record_bytes_max(self.cluster, self._stream.dead_letters),
+            starts.timestamp_bounds(self.cluster, self._stream),
         )
 
     def _take_epoch(self, positions: Mapping[int, StreamPosition]) -> None:

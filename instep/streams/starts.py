@@ -14,7 +14,7 @@ from instep import errors, settings
 from instep.kafka import offsets, position_topic, reading, record_writer, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
-from instep.kafka.output_topic import KnownTopic
+from instep.kafka.output_topic import KnownTopic, TimestampBounds
 from instep.kafka.topics import Topic
 from instep.pipeline import continuity, pending
 from instep.streams import output, position
@@ -172,6 +172,13 @@ def record_bytes_max(cluster: Cluster, topic: str | None) -> int:
     if topic is None:
         return 0
     return record_writer.record_bytes_max(cluster, topic)
+
+
+def timestamp_bounds(cluster: Cluster, stream: settings.Stream) -> TimestampBounds | None:
+    """Return which timestamps the output topic accepts; None if they are not kept."""
+    if stream.timestamp == "publish":
+        return None
+    return record_writer.timestamp_bounds(cluster, stream.target)
 
 
 def _target(cluster: Cluster, name: str, stream: settings.Stream, known: Positions) -> Topic:

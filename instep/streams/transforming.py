@@ -9,6 +9,7 @@ driver, which keeps the producers. A batch has at most `BATCH_BYTES_MAX` for tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def by_partition(found: pa.Table) -> Iterator[tuple[int, list[OutputRecord], lis
     for partition in pc.unique(partitions).to_pylist():
         rows = found.filter(pc.equal(partitions, partition)).select(list(OUTPUT_COLUMNS))
         _, offset, timestamp_ms, key, value, headers = rows.columns
-        offsets = offset.to_pylist()
+        offsets, timestamps = offset.to_pylist(), timestamp_ms.to_pylist()
         outputs = map(
             OutputRecord,
             offsets,
@@ -296,7 +297,7 @@ def by_partition(found: pa.Table) -> Iterator[tuple[int, list[OutputRecord], lis
             value.to_pylist(),
             headers_of(headers),
         )
-        yield partition, list(outputs), timestamp_ms.to_pylist()
+        yield partition, list(outputs), timestamps
 
 
 def published_columns(place: str, fields: T.StructType) -> list[Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -51,6 +52,41 @@ def test_every_record_is_copied_once_and_in_order_whatever_it_contains(
     ids = [own_id(record) for record in found]
     assert len(set(ids)) == len(ids)
     assert run.progress.totals["applied"] == len(ids)
+
+
+@pytest.mark.parametrize("sql", [None, "SELECT value FROM records"])
+def test_a_record_keeps_its_timestamp_as_far_as_the_output_topic_accepts_it(
+    cluster: Cluster, copy: Copy, sql: str | None
+) -> None:
+    name, stream = declare(cluster, partitions=(1, 1), sql=sql)
+    now = time.time_ns() // 1_000_000
+    hour = 3_600_000
+    accepted = {"message.timestamp.before.max.ms": str(20 * hour)}
+    configs.alter_topic(cluster, stream.target, accepted)
+    configs.alter_topic(cluster, stream.source, {"message.timestamp.after.max.ms": str(2**62)})
+    kept = [now - 3 * hour, now - 19 * hour, now - 5 * hour, now + hour // 2]
+    replaced = [now - 21 * hour, now + 2 * hour, now * 1_000, 1]
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
+    for number, timestamp_ms in enumerate([*kept, *replaced]):
+        producer.produce(stream.source, b"v", b"%d" % number, timestamp=timestamp_ms)
+    assert producer.flush(30) == 0
+
+    _ended(copy(name, stream, once=True))
+
+    found = [one.timestamp_ms for one in log(cluster, stream.target)]
+    assert found[: len(kept)] == kept
+    assert all(now <= one <= now + hour for one in found[len(kept) :])
+
+
+def test_a_stream_may_use_the_time_of_publication(cluster: Cluster, copy: Copy) -> None:
+    name, stream = declare(cluster, partitions=(1, 1), timestamp="publish")
+    now = time.time_ns() // 1_000_000
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
+    producer.produce(stream.source, b"v", b"k", timestamp=now - 3_600_000)
+    assert producer.flush(30) == 0
+    _ended(copy(name, stream, once=True))
+    [record] = log(cluster, stream.target)
+    assert record.timestamp_ms >= now
 
 
 def test_a_second_run_continues_behind_the_first(cluster: Cluster, copy: Copy) -> None:
