@@ -115,6 +115,7 @@ QUICK = (
     "pipeline/test_isolate.py",
     "pipeline/test_live_view.py",
     "pipeline/test_stop.py",
+    "pipeline/test_pipelines.py",
     "pipeline/test_task.py",
     "pipeline/test_transformer.py",
     "reconcile/test_coverage.py",

@@ -57,6 +57,12 @@ class PipelineGroup:
     def measure(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         """Print what waits for each pipeline."""
         for name, pipeline in self._chosen.items():
+            if lacks_order(pipeline):
+                say(
+                    f'WARNING: {name}: event.document is not "@key", and event.order is missing:'
+                    " results of one document may come from several partitions, and the last to be"
+                    " committed wins; set one of the two"
+                )
             try:
                 partitions = pending.ahead(cluster, name, pipeline)
             except errors.InstepError:  # the runner gets the same error, and waits or ends
@@ -131,3 +137,9 @@ class PipelineGroup:
             slot_users=self._context.slot_users,
         )
         self._warm = KeepWarm(opened.context) if self.has_queries else None
+
+
+def lacks_order(pipeline: settings.Pipeline) -> bool:
+    """Return whether nothing may order what a transformation makes of several partitions."""
+    event = pipeline.event
+    return pipeline.transform is not None and event.order is None and event.documents != ("@key",)
