@@ -286,6 +286,12 @@ class StartAgain(InstepError):
     usual_remedy = "nothing to do: the pipeline restarts from the ledger by itself"
 
 
+class OutputsTooLarge(InstepError):
+    """A batch of records yields more than the driver should hold at once."""
+
+    usual_remedy = "nothing to do: the stream reads the records again, in smaller batches"
+
+
 class TableConstrained(StartAgain):
     """A constraint or trigger was added while the flow was running.
 

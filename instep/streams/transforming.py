@@ -3,13 +3,14 @@
 A transaction belongs to a producer, and a producer to a partition for as long as the stream runs:
 whoever takes over a partition has to fence it, which takes up to half a second. Spark gives each
 batch to any Python worker, so tasks do not publish. They send what the transformation yields to the
-driver, which keeps the producers. A batch has at most `BATCH_BYTES_MAX` for that reason.
+driver, which keeps the producers. A batch has at most `BATCH_BYTES_MAX` for that reason, and what
+it publishes `OUTPUT_BYTES_MAX`: if a transformation yields more, the batches become smaller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from instep.streams.publisher import SourceRecords
 
 BATCH_ROWS_MAX = 40_000
 BATCH_BYTES_MAX = 16 * 1024 * 1024
+OUTPUT_BYTES_MAX = 64 * 1024 * 1024  # of what a batch publishes: it is in the driver's memory
 VALUE, KEY, HEADERS = "value", "key", "headers"
 PUBLISHED = (VALUE, KEY, HEADERS)
 HEADERS_TYPE = "array<struct<key string, value binary>>"
@@ -111,6 +113,7 @@ class BatchOutputs:
 
     def __init__(self, found: pa.Table, begins: Mapping[int, int]) -> None:
         """Take the rows of `OutputPlan.batch`, and where each partition begins."""
+        self.size: int = found.nbytes
         is_output = pc.is_null(found["records"])
         self.outputs: dict[int, list[OutputRecord]] = {part: [] for part in begins}
         timestamps: dict[int, list[int]] = {part: [] for part in begins}
@@ -162,6 +165,7 @@ class TransformingStreamFlow(BatchFlow):
         self._outputs = OutputPlan(spark, source, plan, tasks=self._tasks)
         self._publishers = PartitionPublishers(plan, cluster, self._stopped.is_set)
         self._positions: dict[int, int] = {}  # what is committed
+        self._rows_most = self._rows_max
 
     # --- in the thread ----------------------------------------------------------------------------
 
@@ -170,9 +174,17 @@ class TransformingStreamFlow(BatchFlow):
         self._positions = dict(self._offsets)
 
     def _apply(self, ranges: Sequence[Range], ends: Mapping[int, int]) -> Mapping[int, int]:
-        found = self._transformed(ranges)
+        try:
+            found = self._transformed(ranges)
+        except errors.OutputsTooLarge:
+            self._rows_max = max(1, max(end - start for _, start, end in ranges) // 2)
+            if any(end - start > 1 for _, start, end in ranges):
+                return {}  # the next batch is smaller
+            found = None
         if found is None:
             return self._publish_one_by_one(ranges, ends)
+        if found.size < OUTPUT_BYTES_MAX // 4:
+            self._rows_max = min(self._rows_max * 2, self._rows_most)
         # Requested after all these records were read, so one answer serves them all.
         same_source = self._publishers.same_source()
         self._settle_partitions(list(found.sources), ends)
@@ -193,13 +205,16 @@ class TransformingStreamFlow(BatchFlow):
             headers=True,
             folder=str(self._folder),
             bytes_max=BATCH_BYTES_MAX // self._tasks,
+            output_bytes_max=OUTPUT_BYTES_MAX // self._tasks,
         )
         batch.announce(self._context)
         try:
             table = self._outputs.batch.toArrow()
         except (PySparkException, Py4JJavaError) as error:
-            if self._stopped.is_set() or failures.read(str(error)) is not None:
+            if self._stopped.is_set():
                 raise
+            if (known := failures.read(str(error))) is not None:
+                raise known from error
             return None
         return BatchOutputs(table, {partition: start for partition, start, _ in ranges})
 
@@ -239,10 +254,14 @@ class TransformingStreamFlow(BatchFlow):
 
 def with_reads(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Pass on what is published, and add a row for each range: how far it was read."""
+    batch = batches.current()
+    size = 0
     for outputs in found:
+        size += outputs.nbytes
+        if size > batch.output_bytes_max:
+            raise failures.TaskFailed(errors.OutputsTooLarge("a batch yields too much"))
         missing = [pa.nulls(len(outputs), field.type) for field in _READ_FIELDS]
         yield pa.RecordBatch.from_arrays([*outputs.columns, *missing], schema=ROW_SCHEMA)
-    batch = batches.current()
     read = batches.take(batch)
     rows = []
     for partition, start, end in batch.ranges:
@@ -296,6 +315,8 @@ def by_partition(found: pa.Table) -> Iterator[tuple[int, list[OutputRecord], lis
             key.to_pylist(),
             value.to_pylist(),
             headers_of(headers),
+            itertools.repeat(None),
+            timestamps,
         )
         yield partition, list(outputs), timestamps
 

@@ -224,6 +224,32 @@ def test_a_batch_is_cut_at_its_size_and_nothing_is_lost(
     assert len(batches) > 5  # without a limit, one batch would have all of them
 
 
+def test_batches_become_smaller_if_a_transformation_yields_much(
+    cluster: Cluster, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job fails on a record, so none is searched; and later batches become larger again."""
+    batches: list[int] = []
+
+    class MeasuredOutputs(transforming.BatchOutputs):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            batches.append(sum(map(len, self.outputs.values())))
+
+    monkeypatch.setattr(transforming, "BatchOutputs", MeasuredOutputs)
+    monkeypatch.setattr(transforming, "OUTPUT_BYTES_MAX", 500_000)
+    large = "if(value LIKE '\"large%', 100000, 1)"
+    name, stream = declare(cluster, sql=f"SELECT repeat(value, {large}) AS value FROM records")
+    values = ["large"] * 3 + [f"{n}" for n in range(90)]
+    publish(cluster, stream.source, values)
+    ended(copy(name, stream, once=True))
+    found = log(cluster, stream.target)
+    assert len(found) == len({own_id(record) for record in found}) == len(values)
+    lengths = sorted(len(record.value or b"") for record in found)
+    assert lengths[-3:] == [700_000] * 3
+    assert batches[-1] > 1
+    assert len(batches) < 12
+
+
 def test_of_two_runs_at_once_the_older_one_ends(cluster: Cluster, copy: Copy) -> None:
     name, stream = declare(cluster, sql=FILTERED)
     publish(cluster, stream.source, [{"state": "NEW"}] * 20)

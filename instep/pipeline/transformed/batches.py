@@ -23,7 +23,8 @@ Range = tuple[int, int, int]  # partition, first offset, next offset
 class TaskBatch(msgspec.Struct, frozen=True):
     """The ranges of the log that each task reads; or records that were read already.
 
-    A task stops reading when it has `bytes_max`, if that is not 0.
+    A task stops reading when it has `bytes_max`, if that is not 0. That of a stream fails if what
+    it publishes has more than `output_bytes_max`.
     """
 
     tasks: list[list[Range]] = []
@@ -31,6 +32,7 @@ class TaskBatch(msgspec.Struct, frozen=True):
     headers: bool = False
     folder: str = ""
     bytes_max: int = 0
+    output_bytes_max: int = 0
 
     def announce(self, context: SparkContext) -> None:
         """Let the next job of this thread be about this batch."""
