@@ -59,7 +59,6 @@ DUE = {DUE_STATUS: "1h"}
 OVERDUE_DOCUMENTS = 20
 INDEX_ROWS_MAX = 20_000
 CACHED = "cached"  # in place of a path: the Chromium that the tests have unpacked
-PARKED_SHARE = 100  # one parked document for this many dead letters
 TOPIC_THREADS = 8
 START_S = 60.0
 PATIENCE_S = 60.0
@@ -77,6 +76,7 @@ class ConsoleBenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     target: str = "postgres"
     history: int = 10_000_000
     dead_letters: int = 100_000
+    parked: int = 1_000
     decisions: int = 100_000
     topics: int = 10_000
     groups: int = 200
@@ -137,12 +137,17 @@ def run(options: ConsoleBenchOptions, say: Say, command: str) -> BenchResult:
 def _check(options: ConsoleBenchOptions) -> None:
     bench_servers.check_target(options.target)
     least = min(
-        options.history, options.dead_letters, options.decisions, options.groups, options.requests
+        options.history,
+        options.dead_letters,
+        options.parked,
+        options.decisions,
+        options.groups,
+        options.requests,
     )
     if least < 1 or min(options.topics, options.tabs) < 0 or options.seconds <= 0:
         raise errors.SettingsError(
-            "history, dead letters, decisions, groups, requests and seconds must be above 0, topics"
-            " and tabs at least 0",
+            "history, dead letters, parked documents, decisions, groups, requests and seconds must"
+            " be above 0, topics and tabs at least 0",
             "give larger numbers",
         )
     if options.costs and "://" in options.target:
@@ -191,14 +196,14 @@ def _fill(
         numbers = range(begin, min(begin + CHUNK_ROWS, options.dead_letters))
         with sink.transaction():
             sink.journal.add_dead_letters(1, list(map(_dead_letter, numbers)), at)
-    parked = [
-        (Parked(event, Refusal(Reason.TEXT_TOO_LONG, "too long")), _record(event.offset))
-        for event in (
-            _event(sink, number) for number in range(options.dead_letters // PARKED_SHARE)
-        )
-    ]
-    with sink.transaction():
-        sink.journal.add_parked(2, parked, at)
+    say(f"writing {options.parked:,} parked documents")
+    for begin in range(0, options.parked, CHUNK_ROWS):
+        numbers = range(begin, min(begin + CHUNK_ROWS, options.parked))
+        events = [_event(sink, number * EVENTS_PER_DOCUMENT) for number in numbers]
+        refusal = Refusal(Reason.TEXT_TOO_LONG, "too long")
+        with sink.transaction():
+            parked = [(Parked(event, refusal), _record(event.offset)) for event in events]
+            sink.journal.add_parked(2, parked, at)
     say(f"writing {options.decisions:,} decisions")
     for begin in range(0, options.decisions, DECISIONS_AT_ONCE):
         numbers = range(begin, min(begin + DECISIONS_AT_ONCE, options.decisions))

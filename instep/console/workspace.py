@@ -20,7 +20,7 @@ import msgspec
 from instep import errors, settings
 from instep.console.action_runs import ActionRuns
 from instep.console.command_runs import CommandRuns
-from instep.console.reading import STATEMENT_S, ReadingSessions
+from instep.console.reading import ReadingSessions
 from instep.console.sampling import Past, PipelineSampler
 from instep.document.showing import shell_word
 from instep.kafka.connection import Cluster
@@ -40,7 +40,8 @@ STALE_S = 30.0  # then nobody sees it any more
 KEPT_SHARE = 5  # of the time that the reading took, if that is longer
 READING_PATIENCE_S = 15.0  # then a page says that something is still being read
 PIPELINE_PATIENCE_S = 15.0  # of a page that shows all pipelines, for each of them
-PLAN_LOCK_S = 2.0  # how long a plan waits for a lock; the flow may wait for the plan meanwhile
+# how long a statement of a plan waits for a lock, and may take: the flow may wait for the plan
+PLAN_LOCK_S, PLAN_STATEMENT_S = 2.0, 8.0
 PLAN_TRIES_MAX = 3
 NO_COMMAND = "# no command can do this: an argument of a program cannot have a zero byte"
 
@@ -159,7 +160,7 @@ class Workspace:
                     declared,
                     actor,
                     inspected=reading.target(),
-                    access=Access(statement_s=STATEMENT_S, lock_s=PLAN_LOCK_S),
+                    access=Access(statement_s=PLAN_STATEMENT_S, lock_s=PLAN_LOCK_S),
                     tries_max=PLAN_TRIES_MAX,
                 )
             with opened as session:
@@ -170,25 +171,23 @@ class Workspace:
 
     def of_each(
         self, names: Iterable[str], read: Callable[[str], Value]
-    ) -> tuple[list[tuple[str, Value]], list[tuple[str, Exception]]]:
+    ) -> tuple[list[tuple[str, Value]], list[tuple[str, errors.InstepError]]]:
         """Return what was read of each pipeline, and the errors of those that did not answer.
 
         They are read at the same time, so that one database that does not answer hides nothing
-        else.
+        else. An unexpected error is raised.
         """
         started = [(name, _started(functools.partial(read, name))) for name in names]
         deadline_s = time.monotonic() + PIPELINE_PATIENCE_S
         found: list[tuple[str, Value]] = []
-        problems: list[tuple[str, Exception]] = []
+        problems: list[tuple[str, errors.InstepError]] = []
         for name, future in started:
             try:
                 value = future.result(max(0.0, deadline_s - time.monotonic()))
             except TimeoutError:
                 late = f"its servers did not answer within {PIPELINE_PATIENCE_S:.0f} s"
                 problems.append((name, errors.Unreachable(late, "try again later")))
-            except Exception as error:
-                if not isinstance(error, errors.InstepError):
-                    log.exception("reading pipeline %s failed", name)
+            except errors.InstepError as error:
                 problems.append((name, error))
             else:
                 found.append((name, value))

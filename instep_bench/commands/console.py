@@ -23,6 +23,9 @@ def measure_console(
     dead_letters: Annotated[
         int | None, typer.Option(min=1, help="Number of dead letters. Default: 100000.")
     ] = None,
+    parked: Annotated[
+        int | None, typer.Option(min=1, help="Number of parked documents. Default: 1000.")
+    ] = None,
     decisions: Annotated[
         int | None, typer.Option(min=1, help="Number of decisions. Default: 100000.")
     ] = None,
@@ -70,6 +73,7 @@ def measure_console(
         target=target,
         history=history,
         dead_letters=dead_letters,
+        parked=parked,
         decisions=decisions,
         topics=topics,
         groups=groups,

@@ -18,6 +18,7 @@ def test_every_page_is_measured(
         target="sqlite",
         history=2_000,
         dead_letters=300,
+        parked=30,
         decisions=700,
         topics=3,
         groups=2,

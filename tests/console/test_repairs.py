@@ -223,6 +223,28 @@ def test_reconcile_offers_to_compare(page: Page, console: ConsoleServer) -> None
     assert "this run is not known" in page.inner_text("main")
 
 
+def test_a_command_that_has_just_ended_is_stopped(
+    office: ConsoleFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = CommandRuns()
+    run = runs.start("Settings", PIPELINE, "ann", "", ["settings", "--json"])
+    wait_until(lambda: not run.is_running, "the command")
+    monkeypatch.setattr(run._process, "poll", lambda: None)
+    run.stop()
+
+
+def test_a_report_that_is_not_utf8_is_shown_as_it_is(
+    console: ConsoleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = b'<meta name="generator" content="instep lab"><p>caf\xe9'
+    (tmp_path / "lab-report.html").write_bytes(text)
+    cookie = cookie_of(console)
+    assert answered(console, "/report?name=lab-report.html", Cookie=cookie).status == 200
+    for name in ("", "../lab-report.html", "a/b/c.html", "/etc/passwd", "lab%00.html", "x.html"):
+        assert answered(console, f"/report?name={name}", Cookie=cookie).status == 400, name
+
+
 def test_a_command_runs_as_the_person_who_started_it(office: ConsoleFolder) -> None:
     runs = CommandRuns()
     config = str(office.folder / "instep.toml")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +32,12 @@ def space(office: ConsoleFolder) -> Workspace:
     return Workspace(office.loaded, ConsoleOptions())
 
 
+def in_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run in another thread: the browser of other tests has an event loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(work())).result()
+
+
 def test_a_thread_counts_until_its_function_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "BUSY_AFTER_S", 0.1)
     may_end = threading.Event()
@@ -44,7 +52,7 @@ def test_a_thread_counts_until_its_function_ends(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(threads, "BUSY_AFTER_S", 10.0)
         assert await limit.run(may_end.wait)
 
-    asyncio.run(requests())
+    in_own_loop(requests)
 
 
 def test_an_error_in_a_thread_is_raised_and_frees_it() -> None:
@@ -55,7 +63,7 @@ def test_an_error_in_a_thread_is_raised_and_frees_it() -> None:
             with pytest.raises(ZeroDivisionError):
                 await limit.run(lambda: 1 // 0)
 
-    asyncio.run(requests())
+    in_own_loop(requests)
 
 
 def test_a_session_is_used_again(office: ConsoleFolder) -> None:

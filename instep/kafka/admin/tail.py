@@ -9,6 +9,7 @@ end, the last.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from instep.document import partition as hashing
 from instep.kafka import connection, layout, places, reading, topics
 
 SORTED_RECORDS_MAX = 100_000  # more are returned unsorted, as they are read
+SORTED_BYTES_MAX = 256 << 20  # of keys, values and headers
 NEWEST = 10
 WIDEN_FACTOR = 8  # if a range has too few records, the next one has this many times its offsets
 KINDS = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "logappend"}
@@ -40,6 +42,12 @@ class TailRecord:
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes of key, value and headers."""
+        named = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + named
 
 
 Condition = Callable[[TailRecord], bool]
@@ -126,9 +134,18 @@ def records(
         return _limited(found, limit)
     kept_max = limit if last_few else None
     by_partition: dict[int, deque[TailRecord]] = {}
+    size = 0
     for record in found:
         kept = by_partition.setdefault(record.partition, deque(maxlen=kept_max))
+        size += record.size - (kept[0].size if len(kept) == kept.maxlen else 0)
         kept.append(record)
+        if size > SORTED_BYTES_MAX and limit is None:
+            return itertools.chain(*by_partition.values(), found)
+        if size > SORTED_BYTES_MAX:
+            raise errors.SettingsError(
+                f"the records to be sorted by time are larger than {SORTED_BYTES_MAX >> 20} MB",
+                "name one partition, or fewer records",
+            )
         if first_few and len(kept) == limit:
             finished.add(record.partition)
     # Sorting by timestamp alone could reorder the records of a partition; a merge cannot.

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from instep import errors
 from instep.document import partition
-from instep.kafka import connection, groups
+from instep.kafka import connection, groups, places
 from instep.kafka.admin import consumer_groups, filters, rendering, tail
 from instep.local.broker import LocalCluster
 from tests.support import kafka_tools as tools
@@ -199,6 +199,24 @@ def test_newest_returns_the_requested_number_despite_markers(
     ]
     assert len(tail.newest(cluster, topic, 50)[1]) == 6
     assert tail.newest(cluster, new_topic(2), 5)[1] == []
+
+
+def test_records_that_do_not_fit_in_memory_are_not_sorted(
+    cluster: connection.Cluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(2)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number in range(8):
+        producer.produce(topic, b"%03d" % number, partition=number % 2)
+    assert producer.flush(30) == 0
+    monkeypatch.setattr(tail, "SORTED_BYTES_MAX", 3 * 6)
+    assert len(tail.newest(cluster, topic, 3)[1]) == 3
+    with pytest.raises(errors.SettingsError, match="larger than 0 MB"):
+        tail.newest(cluster, topic, 4)
+    all_of_it = places.PlaceRange(places.FromStart(), places.FromEnd())
+    wanted = tail.resolve_range(cluster, topic, all_of_it)
+    found = [one.value for one in tail.records(cluster, wanted, None, None)]
+    assert set(found) == {b"%03d" % number for number in range(8)}
 
 
 def test_only_the_partition_of_the_key_is_read(
