@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -85,6 +86,7 @@ class UsersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     users: dict[str, DeclaredUser] = {}
     proxy: TrustedProxy | None = None
     hosts: list[str] = []
+    forwarded_from: list[str] = []  # proxies that say where a request came from
 
 
 def load_users(path: Path) -> UsersFile:
@@ -106,7 +108,7 @@ def load_users(path: Path) -> UsersFile:
 
 def _check_users(file: UsersFile) -> None:
     """Raise ValueError, or InvalidHash, for a wrong address, name or password."""
-    for address in file.proxy.from_ if file.proxy else ():
+    for address in (*file.forwarded_from, *(file.proxy.from_ if file.proxy else ())):
         ipaddress.ip_network(address)
     for name, user in file.users.items():
         if user.password is not None:
@@ -122,7 +124,7 @@ def user_entry(name: str, role: Role, password: str) -> str:
     return f'[users.{quoted}]\nrole = "{role}"\npassword = "{digest}"\n'
 
 
-class Session(msgspec.Struct, frozen=True):
+class SignIn(msgspec.Struct, frozen=True):
     """A person who has signed in, when, and with which hash of a password."""
 
     at_s: float  # on the monotonic clock
@@ -136,7 +138,7 @@ class Sessions:
     def __init__(self, cookie: str) -> None:
         self.cookie = cookie
         self._lock = threading.Lock()
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, SignIn] = {}
 
     def open(self, person: Person, password: str | None = None) -> str:
         """Open a session; return the value of its cookie. The oldest of too many is closed."""
@@ -149,10 +151,10 @@ class Sessions:
             own = [key for key, kept in self._open.items() if kept.person.name == person.name]
             for key in own[: max(0, len(own) + 1 - SESSIONS_OF_PERSON_MAX)]:
                 self._open.pop(key)
-            self._open[value] = Session(now, person, password)
+            self._open[value] = SignIn(now, person, password)
         return value
 
-    def find(self, value: str | None) -> Session | None:
+    def find(self, value: str | None) -> SignIn | None:
         """Return the session of a cookie."""
         with self._lock:
             kept = self._open.get(value or "")
@@ -309,21 +311,35 @@ class Doorkeeper:
     def _by_proxy(self, request: Request, users: UsersFile, proxy: TrustedProxy) -> Person | None:
         names = request.headers.getlist(proxy.header)
         # of several headers, one may come from the browser
-        if len(names) != 1 or not _is_from(request, proxy):
+        if len(names) != 1 or not _is_within(_peer(request), proxy.from_):
             return None
         declared = users.users.get(names[0])
         return Person(names[0], declared.role) if declared else None
 
 
-def _is_from(request: Request, proxy: TrustedProxy) -> bool:
-    """Return whether a request comes from one of the proxy's declared addresses."""
+def client_address(request: Request, users: UsersFile | None) -> str:
+    """Return the address of the browser: as a declared proxy says, else of the connection."""
+    address = _peer(request)
+    if users is None or not _is_within(address, users.forwarded_from):
+        return address
+    # a proxy adds the address that it sees behind what the browser may have sent
+    said = ",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
+    return plain(said[:USER_CHARACTERS_MAX]) or address
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _is_within(text: str, networks: Sequence[str]) -> bool:
+    """Return whether an address is in one of these networks."""
     try:
-        address = ipaddress.ip_address(request.client.host if request.client else "")
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
-    return any(address in ipaddress.ip_network(network) for network in proxy.from_)
+    return any(address in ipaddress.ip_network(network) for network in networks)
 
 
 def refusal(headers: Headers, method: str, hosts: frozenset[str]) -> str | None:

@@ -209,7 +209,7 @@ class _Site:
         except HTTPException as error:
             return _sign_in_page(following, "The form is too large.", error.status_code)
         name, password = (form.get(field, [""])[0] for field in ("name", "password"))
-        address = request.client.host if request.client else ""
+        address = access.client_address(request, self._door.users)
         if wait_s := math.ceil(self._door.failures.wait_s(name, address)):
             return _later(following, f"Too many wrong passwords. Try again in {wait_s} s.", wait_s)
         with self._queue(address) as has_room:

@@ -31,6 +31,7 @@ from instep.console.access import (
 from instep.console.pages import ALL
 from instep.console.server import ConsoleServer, ServerOptions
 from instep.console.workspace import ConsoleOptions
+from instep.document.reasons import Reason
 from instep.operate import status, timeline
 from instep.operate.status import PipelineStatus, RunStatus
 from instep.pipeline.apply.maintenance import MaintenanceSession
@@ -283,13 +284,14 @@ def test_values_are_hidden_on_the_way_to_a_write(
     office: ConsoleFolder,
 ) -> None:
     """Hide them on plans, on what was done, on findings, and on a record of any topic."""
+    consoles.park(office, Reason.PARENT_MISSING, ["hidden-1", "hidden-2"])
     with consoles.serving(office.loaded, ConsoleOptions(hide_values=True)) as server:
         cookie = cookie_of(server)
         paths = (
             f"/dead/drop?pipeline={PIPELINE}&place=0:100",
             f"/dead/replay?pipeline={PIPELINE}&place=0:101",
-            f"/parked/skip?pipeline={PIPELINE}&document=p2",
-            f"/parked/release?pipeline={PIPELINE}&document=p3",
+            f"/parked/skip?pipeline={PIPELINE}&document=hidden-1",
+            f"/parked/release?pipeline={PIPELINE}&document=hidden-2",
         )
         for path in paths:
             plan = answered(server, path, Cookie=cookie)
@@ -510,6 +512,25 @@ def test_the_wait_after_wrong_passwords_doubles_and_ends_with_a_right_one() -> N
     assert failures.wait_s("vera", "192.0.2.1") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("peer", "said", "address"),
+    [
+        ("10.0.0.5", ["192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.5", ["1.1.1.1, 192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.5", ["1.1.1.1", "192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.5", [], "10.0.0.5"),
+        ("10.0.0.6", ["192.0.2.7"], "10.0.0.6"),
+    ],
+)
+def test_only_a_declared_proxy_says_where_a_sign_in_comes_from(
+    peer: str, said: list[str], address: str
+) -> None:
+    users = UsersFile({"vera": DeclaredUser()}, forwarded_from=["10.0.0.5"])
+    headers = [(b"x-forwarded-for", one.encode()) for one in said]
+    request = Request({"type": "http", "client": (peer, 1), "headers": headers})
+    assert access.client_address(request, users) == address
+
+
 def test_one_person_cannot_end_the_sessions_of_another() -> None:
     sessions = Sessions("c")
     kept = sessions.open(Person("vera"))
@@ -612,7 +633,8 @@ def test_an_operator_writes_through_a_proxy(office: ConsoleFolder, tmp_path: Pat
         '[users.olga]\nrole = "operator"\n',
         encoding="utf-8",
     )
-    path = "/parked/skip?document=p6"
+    consoles.park(office, Reason.PARENT_MISSING, ["by-proxy"])
+    path = "/parked/skip?document=by-proxy"
     named = {"X_User": "olga", "Host": "console.example:443"}
     with consoles.serving(office.loaded, auth=file) as server:
         plan = answered(server, path, **named)
