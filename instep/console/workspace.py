@@ -143,8 +143,8 @@ class Workspace:
     def session(self, name: str, actor: str, purpose: Purpose) -> Iterator[MaintenanceSession]:
         """Yield a session in which a person reads or changes what concerns one pipeline.
 
-        Looking at the tables takes longer than most pages, so only who changes something always
-        does it.
+        Looking at the tables takes longer than most pages, so pages that only read use a look that
+        is up to a minute old. A plan looks again: it must say what the change will do.
         """
         declared, reading = settings.pipeline(self.declared, name), self._reading[name]
         if purpose == "read":
@@ -159,7 +159,6 @@ class Workspace:
                     name,
                     declared,
                     actor,
-                    inspected=reading.target(),
                     access=Access(statement_s=PLAN_STATEMENT_S, lock_s=PLAN_LOCK_S),
                     tries_max=PLAN_TRIES_MAX,
                 )

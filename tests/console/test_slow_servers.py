@@ -201,3 +201,20 @@ def test_a_page_that_is_read_writes_nothing(
     for path in ("/dead?reason=NOT_JSON", "/parked", "/decisions", "/document?id=d1"):
         assert answered(console, path, Cookie=cookie).status == 200
     assert [access.read_only for access in opened] == [True]
+
+
+def test_a_plan_looks_at_the_tables_as_they_are_now(
+    office: ConsoleFolder, space: Workspace
+) -> None:
+    with space.session(PIPELINE, "ann", "read") as session:
+        assert not session.sink.target.refuses
+    run_sql(
+        office.url,
+        "CREATE TRIGGER no_drafts BEFORE UPDATE OF print_status ON contract_document"
+        " WHEN NEW.print_status = 'DRAFT' BEGIN SELECT RAISE(ABORT, 'no drafts'); END",
+    )
+    try:
+        with space.session(PIPELINE, "ann", "plan") as session:
+            assert session.sink.target.refuses
+    finally:
+        run_sql(office.url, "DROP TRIGGER no_drafts")
