@@ -184,7 +184,7 @@ def _misdated(
 ) -> Iterator[str]:
     """Yield records with a timestamp before their hand-over or after the answer.
 
-    The timestamp that the sender is told says less: for a repeat that the broker has recognised, it
+    The timestamp in the broker's answer says less: for a repeat that the broker has recognised, it
     is that of the last record of the batch.
     """
     sent: dict[Place, tuple[int, int]] = {}

@@ -64,7 +64,7 @@ class ActionResult(msgspec.Struct):
         return not (self.counts or self.missing or self.moved)
 
     def add(self, changes: Iterable[Change], done: int) -> None:
-        """Add changes, which did so many of what is expected."""
+        """Add changes, and what was done of what is expected."""
         self.done += done
         for change in changes:
             self.counts[change.verdict] = self.counts.get(change.verdict, 0) + 1

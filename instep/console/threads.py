@@ -18,7 +18,7 @@ Returned = TypeVar("Returned")
 
 
 class ThreadLimit:
-    """Runs functions in threads, at most so many at once.
+    """Runs functions in a limited number of threads.
 
     A function that nobody waits for any more counts until it ends: a server that does not answer
     must not use up threads and connections without end.
