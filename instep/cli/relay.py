@@ -175,6 +175,9 @@ def run(
             )
     except (errors.SessionEnded, errors.BrokerUnreachable) as ended:
         report.end()
+        if once and isinstance(ended, errors.BrokerUnreachable):
+            error = ended
+            raise
         if not stop.is_set():
             output.say(f"{name}: {ended.what}; {_consequence(ended)}")
             if server is not None:

@@ -186,6 +186,15 @@ def test_a_reset_shows_its_plan_and_changes_nothing_without_execute(
     assert (plan["executed"], plan["plan"]["published_rows"]) == (False, 1)
 
 
+def test_one_run_ends_if_no_broker_answers(relay: str, tmp_path: Path) -> None:
+    assert instep(tmp_path, "relay", "init").returncode == 0
+    file = tmp_path / "instep.toml"
+    text = re.sub(r"(?m)^bootstrap = .*$", f'bootstrap = "{NO_CLUSTER}"', file.read_text("utf-8"))
+    file.write_text(text, encoding="utf-8")
+    said = refused(tmp_path, "relay", "run", "--once")
+    assert f"no broker answered at {NO_CLUSTER}" in said
+
+
 def test_a_relay_that_is_running_is_shown_and_cannot_be_reset(relay: str, tmp_path: Path) -> None:
     assert instep(tmp_path, "relay", "init").returncode == 0
     source = settings.Relay(source=f"sqlite:///{tmp_path}/shop.db", topic=relay, take_over_s=600)
