@@ -291,7 +291,7 @@ def reset(
         typer.Option(
             "--nothing-lost",
             help="With --to current: continue on another server, which has everything that was"
-            " published. After a failover, or pg_upgrade.",
+            " published, as after pg_upgrade.",
         ),
     ] = False,
     execute: Execute = False,
