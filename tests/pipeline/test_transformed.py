@@ -43,7 +43,9 @@ FROM records) WHERE doc.status <> 'DRAFT'
 """
 IN_STEPS = """
 WITH kept AS (SELECT value FROM records WHERE key IS NOT NULL),
-parsed AS (SELECT from_json(value, 'doc_id STRING, status STRING, version BIGINT') AS doc FROM kept),
+parsed AS (
+    SELECT from_json(value, 'doc_id STRING, status STRING, version BIGINT') AS doc FROM kept
+),
 named AS (SELECT doc.doc_id, doc.status AS state, doc.version FROM parsed)
 SELECT doc_id, state AS status, version FROM named WHERE state <> 'DRAFT'
 """
