@@ -284,7 +284,9 @@ def test_a_column_of_json_takes_events_as_text(
             outbox.add(other, event)
             other.commit()
     engine.dispose()
-    reader = sources.open_reader(settings.Relay(source=url, topic="t", outbox="events"), "r")
+    relay = settings.Relay(source=url, topic="t", outbox="events")
+    tables.prepare(relay, "r")
+    reader = sources.open_reader(relay, "r")
     batch = reader.next(10)
     reader.close()
     assert batch is not None
