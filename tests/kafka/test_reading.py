@@ -75,7 +75,10 @@ def test_columns_have_what_records_have(
 
 def test_reading_is_cut_at_a_number_of_bytes(opened: connection.Cluster, filled: str) -> None:
     [found] = reading.columns(opened, filled, {0: (0, 45)}, headers=False, bytes_max=50)
-    sizes = [len(value or b"") for value in found.values]
+    sizes = [
+        len(key or b"") + len(value or b"")
+        for key, value in zip(found.keys, found.values, strict=True)
+    ]
     assert found.is_cut
     assert sum(sizes) >= 50 > sum(sizes[:-1])
     [found] = reading.columns(opened, filled, {0: (0, 45)}, headers=False, bytes_max=5_000)
