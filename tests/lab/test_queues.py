@@ -318,15 +318,28 @@ def test_an_error_of_activemq_is_raised(servers: Servers) -> None:
         connected._request("COMMIT", {"transaction": "unknown"})
 
 
-@pytest.mark.parametrize(("seconds", "fastest"), [(0.7, True), (0.9, None), (1.1, False)])
-def test_zeromq_is_the_fastest_only_with_a_clear_lead(seconds: float, fastest: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "seconds", "fastest"),
+    [
+        (100, 0.7, True),
+        (100, 0.9, None),
+        (100, 1.1, False),
+        (1_000, 0.9, True),
+        (1_000, 1.2, True),
+        (1_000, 1.3, None),
+        (1_000, 1.5, False),
+    ],
+)
+def test_zeromq_is_the_fastest_only_with_a_clear_lead(
+    size: int, seconds: float, fastest: bool | None
+) -> None:
     none = checkers.Anomalies("lost", 0, 0)
     speeds = [
-        measuring.Speed(name, False, 100, 100, took, took, none, none)
+        measuring.Speed(name, False, size, 100, took, took, none, none)
         for name, took in ((queue.ZERO, seconds), ("kafka", 1.0), ("kafka", 5.0))
     ]
     cells = queue.QueueMeasurements(speeds, {}).cells
-    found, evidence = queue._compare_fastest(cells, 100)
+    found, evidence = queue._compare_fastest(cells, size)
     assert found is fastest
     assert evidence.endswith("times the best other, kafka, not durable")
 
