@@ -18,6 +18,7 @@ from instep import errors
 from instep.sinks import connecting, target
 
 SQLITE_BUSY_MS = 10_000
+SQLITE_SHORT_MS = 1_000  # in which a transaction of a busy application ends
 # the database's own clock, in seconds since 1970
 CLOCKS = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
@@ -221,8 +222,8 @@ class SourceConnection:
             raise
 
     def may_write(self) -> bool:
-        """Return whether no other connection to a SQLite file is writing."""
-        self.execute("PRAGMA busy_timeout = 0")
+        """Return whether no long transaction of another connection to a SQLite file is writing."""
+        self.execute(f"PRAGMA busy_timeout = {SQLITE_SHORT_MS}")
         try:
             self.execute("BEGIN IMMEDIATE")
             self.execute("ROLLBACK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -63,3 +64,34 @@ def test_a_long_transaction_of_the_application_gives_the_lease_to_nobody(
     wait_until(standby.claim, "the lease of a process that has really ended")
     with pytest.raises(errors.LeaseLost):
         active.renew(None, is_counted=True)
+
+
+def test_short_transactions_of_the_application_do_not_keep_a_standby_waiting(
+    new_database: Callable[[str], str],
+) -> None:
+    url = new_database("sqlite")
+    dead, standby = leases(url, 2)
+    assert dead.claim()
+    dead.close()
+    run_sql(url, "CREATE TABLE job (id INTEGER)")
+    run_sql(url, "UPDATE instep_relays SET heartbeat_s = heartbeat_s - 10")
+    ended = threading.Event()
+
+    def write() -> None:
+        with SourceConnection(url) as application:
+            while not ended.wait(0.005):
+                application.execute("BEGIN IMMEDIATE")
+                application.execute("INSERT INTO job VALUES (1)")
+                ended.wait(0.005)
+                application.execute("COMMIT")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        wait_until(lambda: run_sql(url, "SELECT count(*) FROM job") != [(0,)], "the writer")
+        with SourceConnection(url) as opened:
+            assert all(opened.may_write() for _ in range(20))
+        assert standby.claim()
+    finally:
+        ended.set()
+        writer.join()
