@@ -277,11 +277,25 @@ class RelaySession:
         with ExitStack() as resources:
             reader = sources.open_reader(self._relay, self._name, self._connections)
             resources.callback(reader.close)
-            reader.recover(LastTransaction(self._position.sequence, self._position.reader))
+            self._recover(reader)
             self._builder = RecordBuilder(self._name, row.source_id, self._relay.version)
             pool = ThreadPoolExecutor(1, "instep-relay-reader")
             resources.callback(pool.shutdown)
             self._publish(reader, pool, once=once)
+
+    def _recover(self, reader: OutboxReader) -> None:
+        """Continue behind the position, unless a newer session has fenced this one.
+
+        Its transactions are in the source by now, and look like those of another source.
+        """
+        try:
+            reader.recover(LastTransaction(self._position.sequence, self._position.reader))
+        except errors.SourceRestored as stop:
+            found = position_topic.read(self._cluster, position_topic.of_relay(self._name))
+            if found is not None and positions.decode(found, self._name) == self._position:
+                raise
+            newer = "a newer session of this relay has published meanwhile"
+            raise errors.SessionEnded(newer) from stop
 
     def _publish(self, reader: OutboxReader, pool: ThreadPoolExecutor, *, once: bool) -> None:
         pause_s, published_at = PAUSE_S, -ACTIVE_S

@@ -369,6 +369,33 @@ def test_a_process_that_still_deletes_its_last_batch_does_not_stop_the_next_one(
     assert run_sql(url, "SELECT count(*) FROM instep_outbox") == [(0,)]
 
 
+@pytest.mark.parametrize("kind", ["mariadb", "sqlite"])
+def test_a_newer_session_that_has_published_is_no_other_source(
+    kind: str,
+    open_shop: Callable[..., PrintShop],
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let another process publish when this one has read its position, and not the source."""
+    shop = open_shop(kind)
+    name, relay, url = shop.name, shop.relay, shop.relay.source
+    shop.work(3)
+    run_once(name, relay, cluster)
+    shop.work(2, seed=5)
+    opens = sources.open_reader
+
+    def open_late(*arguments: Any) -> OutboxReader:
+        monkeypatch.setattr(sources, "open_reader", opens)
+        run_sql(url, "UPDATE instep_relays SET holder = NULL")
+        run_once(name, relay, cluster)
+        return opens(*arguments)
+
+    monkeypatch.setattr(sources, "open_reader", open_late)
+    with pytest.raises(errors.SessionEnded, match="a newer session"):
+        run_once(name, relay, cluster)
+    assert not difference(shop, cluster, relay.topic)
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
 def test_rows_are_skipped_in_portions_and_only_those_of_now(
     kind: str,
