@@ -97,7 +97,7 @@ def test_a_table_that_does_not_fit_has_a_remedy_for_a_sink(
     new_database: Callable[[str], str],
 ) -> None:
     url = new_database(kind)
-    run_sql(url, "CREATE TABLE other (id INTEGER)")  # else there is no file of SQLite
+    run_sql(url, "CREATE TABLE other (id INTEGER)")  # SQLite creates its file with the first table
     for statement in statements:
         run_sql(url, statement)
 
