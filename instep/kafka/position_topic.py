@@ -3,11 +3,16 @@
 The last record of a partition is the position. It is read after `init_transactions`, which fences
 every older process and ends its open transaction. So whatever is read then is the truth, and stays
 true until the reader itself commits.
+
+A broker that was the leader, was frozen and wakes up reports an old end of the log until it learns
+that another one leads. So a writer first commits a mark, for which the leader needs the other
+brokers, and reads until it meets the mark.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -16,7 +21,10 @@ from instep import errors
 from instep.kafka import configs, connection, offsets, reading, topics
 
 KEY = b"position"
+MARK = b"mark"  # the key of the marks
 LOOK_BACK = 1_000  # offsets at the end of a partition that are read first
+MARK_PAUSE_S, MARK_PAUSE_MAX_S = 0.005, 0.1  # before the end of the log is read again
+MARK_WAIT_MAX_S = 30.0
 CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": "16777216",
@@ -37,6 +45,13 @@ class PositionPlace(msgspec.Struct, frozen=True):
     partition: int
     transactional_ids: tuple[str, str]
     created_by: str = ""  # the command that creates the topic
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The last position and the last mark of each partition that has one."""
+
+    positions: dict[int, bytes]
+    marks: dict[int, bytes]
 
 
 def of_relay(relay: str) -> PositionPlace:
@@ -75,8 +90,8 @@ def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool
     return True
 
 
-def read(cluster: connection.Cluster, place: PositionPlace) -> bytes | None:
-    """Return the last committed position; None if there is none."""
+def refuse_missing(cluster: connection.Cluster, place: PositionPlace) -> None:
+    """Raise TopicMissing if a topic does not exist. Whoever writes to it would create it."""
     try:
         topics.describe(cluster, place.topic)
     except errors.TopicMissing as failure:
@@ -86,22 +101,45 @@ def read(cluster: connection.Cluster, place: PositionPlace) -> bytes | None:
             f"topic {place.topic!r}, which keeps a position, does not exist",
             f"create it with its settings: {place.created_by}",
         ) from failure
-    return read_all(cluster, place.topic, [place.partition]).get(place.partition)
+
+
+def read(
+    cluster: connection.Cluster, place: PositionPlace, mark: bytes | None = None
+) -> bytes | None:
+    """Return the last committed position; None if there is none.
+
+    Only with the mark of a writer it is certain that no later one exists.
+    """
+    refuse_missing(cluster, place)
+    marks = {} if mark is None else {place.partition: mark}
+    return read_all(cluster, place.topic, [place.partition], marks).get(place.partition)
 
 
 def read_all(
-    cluster: connection.Cluster, topic: str, partitions: Collection[int]
+    cluster: connection.Cluster,
+    topic: str,
+    partitions: Collection[int],
+    marks: Mapping[int, bytes] | None = None,
 ) -> dict[int, bytes]:
-    """Return the last committed position of each partition that has one."""
-    firsts = offsets.earliest(cluster, topic, partitions)
-    ends = offsets.latest(cluster, topic, partitions)
-    starts = {part: max(firsts[part], ends[part] - LOOK_BACK) for part in partitions}
-    found = _last(cluster, topic, {part: (starts[part], ends[part]) for part in partitions})
-    # Some have only markers and aborted positions at the end.
-    rest = [part for part in partitions if part not in found and starts[part] > firsts[part]]
-    if rest:
-        found |= _last(cluster, topic, {part: (firsts[part], ends[part]) for part in rest})
-    return found
+    """Return the last committed position of each partition that has one.
+
+    Wait until the marks appear. Raise SessionEnded if one does not: a newer writer may have written
+    its own.
+    """
+    marks = marks or {}
+    until, pause_s = time.monotonic() + MARK_WAIT_MAX_S, MARK_PAUSE_S
+    found = _last(cluster, topic, partitions)
+    while left := [part for part, mark in marks.items() if found.marks.get(part) != mark]:
+        if time.monotonic() > until:
+            raise errors.SessionEnded(
+                f"a mark in topic {topic!r}, partition {left[0]}, has not appeared for"
+                f" {MARK_WAIT_MAX_S:.0f} seconds"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MARK_PAUSE_MAX_S)
+        later = _last(cluster, topic, left)
+        found = Found(found.positions | later.positions, found.marks | later.marks)
+    return found.positions
 
 
 def _refuse_deleting(cluster: connection.Cluster, topic: str) -> None:
@@ -115,11 +153,27 @@ def _refuse_deleting(cluster: connection.Cluster, topic: str) -> None:
             )
 
 
-def _last(
-    cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]
-) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+def _last(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> Found:
+    """Return the last records of partitions, as far as the brokers that answer know them."""
+    firsts = offsets.earliest(cluster, topic, partitions)
+    ends = offsets.latest(cluster, topic, partitions)
+    starts = {part: max(firsts[part], ends[part] - LOOK_BACK) for part in partitions}
+    found = _scan(cluster, topic, {part: (starts[part], ends[part]) for part in partitions})
+    # Some have only marks, transaction markers and aborted positions at the end.
+    rest = [
+        part for part in partitions if part not in found.positions and starts[part] > firsts[part]
+    ]
+    if rest:
+        whole = _scan(cluster, topic, {part: (firsts[part], ends[part]) for part in rest})
+        found = Found(found.positions | whole.positions, found.marks | whole.marks)
+    return found
+
+
+def _scan(cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Found:
+    found = Found({}, {})
     for record in reading.read(cluster, topic, ranges):
-        if record.key == KEY and record.value is not None:
-            found[record.partition] = record.value
+        if record.value is not None and record.key == KEY:
+            found.positions[record.partition] = record.value
+        elif record.value is not None and record.key == MARK:
+            found.marks[record.partition] = record.value
     return found

@@ -143,8 +143,10 @@ def messages(
                         _finish(loan.client, topic, partition, ends_left)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # A range may end in transaction markers or aborted records, which are not
-                    # delivered. Then only the end of the partition shows that it is finished.
-                    _finish(loan.client, topic, partition, ends_left)
+                    # delivered. Then only the end of the partition shows that it is finished. A
+                    # broker that is no longer the leader may have seen an earlier end.
+                    if offset is not None and offset >= ends_left[partition]:
+                        _finish(loan.client, topic, partition, ends_left)
                 else:
                     now = time.monotonic()
                     raise_if_permanent(cluster, topic, partition, error, operation, now)

@@ -8,7 +8,8 @@ two ids and uses them in turn: a transaction begins when the commit before it wa
 the brokers still complete that one. These rules keep what one id guarantees:
 
     1. `start` runs `init_transactions` for the first id, then for the second; only then may the
-       position be read. Both have waited until older transactions are complete.
+       position be read. Both have waited until older transactions are complete. `mark` shows the
+       reader how far it must read: a broker that was the leader before may not know the end.
     2. The first transaction of a writer uses the first id.
     3. The other id has its turn only after a commit that was answered.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -160,6 +162,20 @@ class RecordWriter:
             attempts_s = iter(START_ATTEMPTS_S)
             self._retry(partial(_init_transactions, producer, attempts_s))
 
+    def mark(self) -> bytes:
+        """Write a mark behind all positions of older writers; return what it contains.
+
+        The position is known once the mark was read too.
+        """
+        value = uuid.uuid4().hex.encode()
+        self.begin()
+        self._write(position_topic.MARK, value)
+        if self._is_transactional:
+            self._commit_transaction()
+        else:
+            self.settle()
+        return value
+
     def begin(self, position: bytes | None = None) -> None:
         """Begin a transaction.
 
@@ -173,9 +189,9 @@ class RecordWriter:
         self._begun.append(self._producer)
         self._position = None
         # In its first transaction a client learns the partitions of one topic after the other, and
-        # that of the records would have to wait.
-        if position is not None and self._commits >= self.clients:
-            self._add_position(position)
+        # that of the records would have to wait. Another transaction was that of the mark.
+        if position is not None and self._commits > self.clients:
+            self._write(position_topic.KEY, position)
             self._position = position
 
     def add(
@@ -214,17 +230,14 @@ class RecordWriter:
         """
         if self._is_transactional:
             if position != self._position:
-                self._add_position(position)
+                self._write(position_topic.KEY, position)
             confirm()
-            self._retry(self._producer.commit_transaction)
-            self._begun.clear()
+            self._commit_transaction()
         else:
             self.settle()
             confirm()
-            self._add_position(position)
+            self._write(position_topic.KEY, position)
             self.settle()
-        self._commits += 1
-        self._producer = self._producers[self._commits % len(self._producers)]
 
     def complete(self) -> None:
         """Wait until committed readers see every record that was committed.
@@ -238,7 +251,7 @@ class RecordWriter:
         for producer in used:
             self._producer = producer
             self.begin()
-            self._add_position(b"")
+            self._write(position_topic.KEY, b"")
         for producer in used:
             self._producer = producer
             self.settle()
@@ -280,11 +293,16 @@ class RecordWriter:
         if self._failed is not None:
             raise self._translated(self._failed)
 
-    def _add_position(self, position: bytes) -> None:
+    def _commit_transaction(self) -> None:
+        self._retry(self._producer.commit_transaction)
+        self._begun.clear()
+        self._commits += 1
+        self._producer = self._producers[self._commits % len(self._producers)]
+
+    def _write(self, key: bytes, value: bytes) -> None:
+        """Add a record to the partition of the position."""
         try:
-            self._producer.produce(
-                self._place.topic, position, position_topic.KEY, self._place.partition
-            )
+            self._producer.produce(self._place.topic, value, key, self._place.partition)
         except (BufferError, KafkaException) as failure:
             raise errors.SessionEnded(f"the position cannot be written: {failure}") from failure
 

@@ -80,10 +80,13 @@ def execute(
         try:
             writer.start()
             row = lease.read()
+            place = position_topic.of_relay(name)
+            position_topic.refuse_missing(cluster, place)
+            found = position_topic.read(cluster, place, writer.mark())
             new_positions = (
-                _accepted(name, relay, cluster, row)
+                _accepted(name, relay, cluster, row, found)
                 if nothing_lost
-                else _positions(name, relay, cluster, row, to)
+                else _positions(name, relay, cluster, row, found, to)
             )
             for new in new_positions:
                 lease.renew(None, is_counted=False)
@@ -98,11 +101,15 @@ def execute(
 
 
 def _positions(
-    name: str, relay: settings.Relay, cluster: connection.Cluster, row: LeaseRow, to: Place
+    name: str,
+    relay: settings.Relay,
+    cluster: connection.Cluster,
+    row: LeaseRow,
+    found: bytes | None,
+    to: Place,
 ) -> Iterator[RelayPosition]:
     """Yield the positions to write, one after the other."""
     topic = topics.describe(cluster, relay.topic)
-    found = position_topic.read(cluster, position_topic.of_relay(name))
     if to == "current":
         yield _current(name, topic, found)
         return
@@ -135,13 +142,16 @@ def _current(name: str, topic: topics.Topic, found: bytes | None) -> RelayPositi
 
 
 def _accepted(
-    name: str, relay: settings.Relay, cluster: connection.Cluster, row: LeaseRow
+    name: str,
+    relay: settings.Relay,
+    cluster: connection.Cluster,
+    row: LeaseRow,
+    found: bytes | None,
 ) -> list[RelayPosition]:
     """Return the position, as one that belongs to the source and the topic as they are now.
 
     What the source itself shows still stops the relay: transactions or rows that it has not.
     """
-    found = position_topic.read(cluster, position_topic.of_relay(name))
     known = _current(name, topics.describe(cluster, relay.topic), found)
     reader = sources.open_reader(relay, name)
     try:

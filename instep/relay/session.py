@@ -1,7 +1,8 @@
 """One session of a relay: from the fence in Kafka until anything is in doubt.
 
     1. init_transactions of both ids: no older process of this relay can commit any more.
-    2. Read the position. Compare it with the source and the topic; a named stop if they disagree.
+    2. Commit a mark, and read the position up to it. Compare it with the source and the topic; a
+       named stop if they disagree.
     3. Repeat: read rows, publish them and the position behind them in one transaction. While there
        is a backlog, the next rows are read meanwhile.
 
@@ -237,12 +238,14 @@ class RelaySession:
         self._keeper.count(lease.renew(self._position.rows, is_counted=True))
 
     def _read_position(self, row: LeaseRow) -> bytes | None:
+        place = position_topic.of_relay(self._name)
         try:
-            return position_topic.read(self._cluster, position_topic.of_relay(self._name))
+            position_topic.refuse_missing(self._cluster, place)
         except errors.TopicMissing as failure:
             if row.started:
                 raise self._position_missing("does not exist") from failure
             raise
+        return position_topic.read(self._cluster, place, self._writer.mark())
 
     def _position_missing(self, why: str) -> errors.PositionMissing:
         topic = position_topic.of_relay(self._name).topic
@@ -290,12 +293,9 @@ class RelaySession:
         """
         try:
             reader.recover(LastTransaction(self._position.sequence, self._position.reader))
-        except errors.SourceRestored as stop:
-            found = position_topic.read(self._cluster, position_topic.of_relay(self._name))
-            if found is not None and positions.decode(found, self._name) == self._position:
-                raise
-            newer = "a newer session of this relay has published meanwhile"
-            raise errors.SessionEnded(newer) from stop
+        except errors.SourceRestored:
+            self._writer.mark()  # which ends the session if it is fenced
+            raise
 
     def _publish(self, reader: OutboxReader, pool: ThreadPoolExecutor, *, once: bool) -> None:
         pause_s, published_at = PAUSE_S, -ACTIVE_S

@@ -7,6 +7,11 @@ On SQLite there is one writer, so ids are in commit order.
 The deletion of a batch also writes the batch's number to the relay's row. This shows at a new
 session whether the last batch was deleted, and reveals a source that was restored from a backup.
 
+InnoDB keeps deleted rows for as long as any session has a snapshot that shows them, and a read from
+the first row passes all of them. So on MariaDB and MySQL most reads leave out the ids that this
+session has read. This loses nothing: an id is used once. The whole table is read too, as often as
+that is cheap. This finds a row with an id that somebody has used again.
+
 InnoDB shows a commit to others before the commit is on disk, unless a binary log orders the two. So
 the end of InnoDB's log is read behind each batch, and the batch is published only once the log is
 on disk up to there. SQLite shows a commit only when it is complete.
@@ -25,6 +30,7 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.sinks.stored_values import chunks
 from instep.sources.connection import OpenConnections
+from instep.sources.id_ranges import KnownIds, as_ranges
 from instep.sources.outbox_reader import (
     BATCH_BYTES_MAX,
     Batch,
@@ -49,6 +55,7 @@ LOG_VARIABLES = {
 FLUSH_WAIT_S = 0.002
 FLUSH_POLL_S = 0.05
 FLUSH_WAIT_MAX_S = 10.0
+WHOLE_READS = 0.005  # share of the time
 
 
 class IdReader(OutboxReader):
@@ -63,6 +70,8 @@ class IdReader(OutboxReader):
             self._opened.driver.text_factory = decoded
         self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
         self._data_version: int | None = None
+        self._known = KnownIds()  # of the rows that were returned, on MariaDB and MySQL
+        self._whole_read_at = 0.0  # when the next one may begin
         self._log_end: int | None = None  # of InnoDB, behind the rows that were read last
 
     def first_position(self) -> dict[str, Any]:
@@ -71,7 +80,9 @@ class IdReader(OutboxReader):
     def skip(self) -> Iterator[dict[str, Any]]:
         last = self._opened.value(f"SELECT max({self._id}) FROM {self._table}")
         while last is not None:
-            rows, _ = self._collect(SKIPPED_AT_ONCE, functools.partial(self._following, [], 0))
+            rows, _ = self._collect(
+                SKIPPED_AT_ONCE, functools.partial(self._following, self._known, [], 0)
+            )
             rows = [row for row in rows if row.id <= last]
             if not rows:
                 break
@@ -83,6 +94,7 @@ class IdReader(OutboxReader):
     def recover(self, found: LastTransaction) -> None:
         """Delete the last published batch, if its rows are still there and are the same."""
         self._taken.clear()
+        self._known.clear()
         self._data_version = None
         # In one state: a process that was fenced may still be deleting the batch.
         with self._opened.transaction("BEGIN" if self._is_sqlite else SNAPSHOT):
@@ -112,9 +124,11 @@ class IdReader(OutboxReader):
         if not rows:
             return None
         self._taken.append([row.id for row in rows])
+        position = _position(rows)
         if not self._is_sqlite:
+            self._known.add(position["ranges"])
             self._log_end = self._log()[0]
-        return Batch(rows, _position(rows), is_full)
+        return Batch(rows, position, is_full)
 
     def wait_durable(self, batch: Batch) -> None:
         """Wait until InnoDB's log is on disk up to where it ended when the batch was read."""
@@ -219,26 +233,38 @@ class IdReader(OutboxReader):
         return end, on_disk
 
     def _read(self, limit: int) -> tuple[list[OutboxRow], bool]:
+        began = time.monotonic()
+        if began < self._whole_read_at:
+            return self._read_rows(limit, self._known)
+        found = self._read_rows(limit, KnownIds())
+        ended = time.monotonic()
+        self._whole_read_at = ended + (ended - began) / WHOLE_READS
+        return found
+
+    def _read_rows(self, limit: int, known: KnownIds) -> tuple[list[OutboxRow], bool]:
+        """Return the next rows of a batch, except those with known ids."""
         last = max((ids[-1] for ids in self._taken), default=0)
         is_one_statement = not self._taken and self._portion(limit, BATCH_BYTES_MAX) == limit
         if self._is_sqlite or is_one_statement:
-            return self._collect(limit, functools.partial(self._following, [], last))
+            return self._collect(limit, functools.partial(self._following, known, [], last))
         # Rows with lower ids that were committed meanwhile belong before the others: the same
         # document may be in both. One snapshot shows both.
         with self._opened.transaction(SNAPSHOT):
-            late = self._late(last)[:limit] if self._taken else []
-            return self._collect(limit, functools.partial(self._following, late, last))
+            late = self._late(known, last)[:limit] if self._taken else []
+            return self._collect(limit, functools.partial(self._following, known, late, last))
 
-    def _late(self, last: int) -> list[int]:
+    def _late(self, known: KnownIds, last: int) -> list[int]:
         """Return the ids up to `last` of rows that were not returned."""
         taken = {id_ for ids in self._taken for id_ in ids}
+        condition, values = self._unknown(known, 0)
         seen = self._opened.select(
-            f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ?", (last,)
+            f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ? AND ({condition})",
+            (last, *values),
         )
         return sorted(id_ for (id_,) in seen if id_ not in taken)
 
     def _following(
-        self, late: list[int], last: int, rows: list[OutboxRow], count: int
+        self, known: KnownIds, late: list[int], last: int, rows: list[OutboxRow], count: int
     ) -> list[OutboxRow]:
         """Return the next rows of a batch: first those with late ids, then those behind `last`."""
         ids = late[len(rows) : len(rows) + count]
@@ -246,16 +272,29 @@ class IdReader(OutboxReader):
         if len(found) == count:
             return found
         after = rows[-1].id if len(rows) > len(late) else last
-        return found + self._page(after, count - len(found))
+        return found + self._page(known, after, count - len(found))
 
-    def _page(self, after: int, limit: int) -> list[OutboxRow]:
+    def _page(self, known: KnownIds, after: int, limit: int) -> list[OutboxRow]:
+        condition, values = self._unknown(known, after)
         return self._rows(
             self._opened.select(
                 f"SELECT {self._columns} FROM {self._table}"
-                f" WHERE {self._id} > ? ORDER BY {self._id} LIMIT ?",
-                (after, limit),
+                f" WHERE {condition} ORDER BY {self._id} LIMIT ?",
+                (*values, limit),
             )
         )
+
+    def _unknown(self, known: KnownIds, after: int) -> tuple[str, list[int]]:
+        """Return a condition for the ids above one that are not known, and its values."""
+        conditions, values = [], []
+        for first, last in known.unknown(after):
+            if last is None:
+                conditions.append(f"{self._id} >= ?")
+                values.append(first)
+            else:
+                conditions.append(f"{self._id} BETWEEN ? AND ?")
+                values += [first, last]
+        return " OR ".join(conditions), values
 
     def _by_id(self, ids: Sequence[int]) -> list[OutboxRow]:
         marks = ", ".join("?" * len(ids))
@@ -283,10 +322,10 @@ class IdReader(OutboxReader):
 
     def _delete(self, ids: list[int], sequence: int) -> None:
         """Delete rows by their keys, and record the number of their transaction."""
-        ranges = _ranges(ids)
+        parts = as_ranges(ids)
         with self._opened.transaction("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"):
-            if len(ranges) * 8 <= len(ids) or len(ranges) == 1:
-                for first, last in ranges:
+            if len(parts) * 8 <= len(ids) or len(parts) == 1:
+                for first, last in parts:
                     self._opened.execute(
                         f"DELETE FROM {self._table} WHERE {self._id} BETWEEN ? AND ?", (first, last)
                     )
@@ -307,18 +346,7 @@ class IdReader(OutboxReader):
 
 
 def _position(rows: list[OutboxRow]) -> dict[str, Any]:
-    return {"ranges": _ranges([row.id for row in rows]), "digest": _digest(rows)}
-
-
-def _ranges(ids: Sequence[int]) -> list[list[int]]:
-    """Return ids as ranges of consecutive numbers."""
-    ranges: list[list[int]] = []
-    for id_ in sorted(ids):
-        if ranges and id_ == ranges[-1][1] + 1:
-            ranges[-1][1] = id_
-        else:
-            ranges.append([id_, id_])
-    return ranges
+    return {"ranges": as_ranges([row.id for row in rows]), "digest": _digest(rows)}
 
 
 def _digest(rows: Sequence[OutboxRow]) -> str:

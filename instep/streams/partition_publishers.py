@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from instep import errors
 from instep.kafka import position_topic
@@ -22,6 +23,7 @@ from instep.streams.publisher import PartitionPublisher, SameTarget, SourceRecor
 
 COMMITS_MAX = 16  # at the same time
 
+Answer = TypeVar("Answer")
 Committed = tuple[int, int, BatchOutcome]  # partition, next offset, outcome
 
 
@@ -48,9 +50,11 @@ class PartitionPublishers:
             for partition in partitions
         }
         self._publishers |= opened
-        self._in_parallel([one.fence for one in opened.values()])
+        marks = self._in_parallel([one.fence for one in opened.values()])
         topic = position_topic.of_stream(self._plan.name, 0).topic
-        found = position_topic.read_all(self._cluster, topic, list(opened))
+        found = position_topic.read_all(
+            self._cluster, topic, list(opened), dict(zip(opened, marks, strict=True))
+        )
         self._in_parallel(
             [functools.partial(one.claim, found.get(part)) for part, one in opened.items()]
         )
@@ -119,6 +123,5 @@ class PartitionPublishers:
         self._source.close()
         self._target.close()
 
-    def _in_parallel(self, calls: Sequence[Callable[[], None]]) -> None:
-        for done in [self._pool.submit(call) for call in calls]:
-            done.result()
+    def _in_parallel(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        return [done.result() for done in [self._pool.submit(call) for call in calls]]

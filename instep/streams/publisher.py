@@ -1,8 +1,9 @@
 """Publish the records of one source partition, with the position, in Kafka transactions.
 
-Whoever publishes has first fenced everybody else (`fence`), then read the position, then claimed
-it: the claim is a transaction that contains only the position, with this run's epoch. So a run that
-was fenced finds out by the position whether a newer run has taken over.
+Whoever publishes has first fenced everybody else and marked that (`fence`), then read the position
+up to the mark, then claimed it: the claim is a transaction that contains only the position, with
+this run's epoch. So a run that was fenced finds out by the position whether a newer run has taken
+over.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ class PartitionPublisher:
         """Return the offset that comes next."""
         return self._position.next_offset
 
-    def fence(self) -> None:
-        """Fence older publishers of this partition, and end their open transactions."""
+    def fence(self) -> bytes:
+        """Fence older publishers of this partition, end their open transactions, and mark that."""
         self._writer.start()
+        return self._writer.mark()
 
     def claim(self, found: bytes | None) -> None:
         """Take over the position that was read after `fence`."""

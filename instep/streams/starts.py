@@ -149,16 +149,17 @@ def published_before(
 def _removed(cluster: Cluster, topic: str, spans: Mapping[int, Span]) -> set[int]:
     """Return the partitions that had a position.
 
-    Only a first claim that was never committed leaves offsets without one: its record is the first.
-    Compaction and deletion remove the first record before any other.
+    Only a start that never committed its first claim leaves offsets without one: the first record
+    is its mark. Compaction and deletion remove the first record before any other.
     """
     used = {part: (0, 1) for part, span in spans.items() if span.end > 0}
-    claims = {
+    firsts = {
         part
         for part, message in reading.messages(cluster, topic, used, committed=False)
-        if message.key() == position_topic.KEY and message.value() is not None
+        if message.key() in (position_topic.KEY, position_topic.MARK)
+        and message.value() is not None
     }
-    return used.keys() - claims
+    return used.keys() - firsts
 
 
 def prepare(cluster: Cluster, name: str, start: StreamStart) -> None:

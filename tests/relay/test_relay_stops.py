@@ -391,7 +391,7 @@ def test_a_newer_session_that_has_published_is_no_other_source(
         return opens(*arguments)
 
     monkeypatch.setattr(sources, "open_reader", open_late)
-    with pytest.raises(errors.SessionEnded, match="a newer session"):
+    with pytest.raises(errors.SessionEnded, match="fenced by a newer instance"):
         run_once(name, relay, cluster)
     assert not difference(shop, cluster, relay.topic)
 
@@ -663,6 +663,35 @@ def test_the_last_position_of_a_committed_transaction_counts(
     writer.abort()
     assert position_topic.read(cluster, place) == b"2, without a row that was refused"
     writer.close()
+
+
+def test_the_position_counts_only_once_the_mark_is_read(
+    open_shop: Callable[..., PrintShop], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hold back what committed readers see, as a broker does that does not know the end."""
+    shop = open_shop("sqlite")
+    place, writer = position_topic.of_relay(shop.name), _writer(shop, cluster)
+    writer.start()
+    _publish(writer, "job-1", 1)
+    other = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": shop.name})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(place.topic, b"", b"another key", place.partition)
+    assert other.flush(30) == 0
+    _publish(writer, "job-1", 2)
+    heir = _writer(shop, cluster)
+    heir.start()
+    mark = heir.mark()
+    assert position_topic.read(cluster, place) == b"1"
+    with monkeypatch.context() as patched:
+        patched.setattr(position_topic, "MARK_WAIT_MAX_S", 0.1)
+        with pytest.raises(errors.SessionEnded, match="has not appeared"):
+            position_topic.read(cluster, place, mark)
+    other.abort_transaction(30)
+    assert position_topic.read(cluster, place, mark) == b"2"
+    with pytest.raises(errors.SessionEnded, match="fenced"):
+        writer.mark()
+    heir.close()
 
 
 def test_an_abort_that_fails_leaves_no_other_transaction_open(
