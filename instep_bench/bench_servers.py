@@ -25,6 +25,7 @@ from instep.sinks import connecting, inspection, preparation, target
 from instep.sinks.sink import Sink
 from instep_bench import meters
 
+TARGET = "target"  # what a database is for, if nothing else is said
 LOCAL: dict[str, type[postgres.Postgres] | type[mariadb.MariaDB]] = {
     "postgres": postgres.Postgres,
     "mariadb": mariadb.MariaDB,
@@ -233,7 +234,7 @@ class BenchServers:
         self._own: broker.LocalCluster | None = None
         self._cluster: connection.Cluster | None = None
         self._stack = contextlib.ExitStack()
-        self._databases: dict[str, TargetDatabase] = {}
+        self._databases: dict[tuple[str, str], TargetDatabase] = {}  # by role and name
         self.folder = Path(tempfile.mkdtemp(prefix="instep-bench-"))
         # The keeper removes the folder when this process ends, even after kill -9.
         self._stack.callback(keeper_client.KeeperClient(temporary=self.folder).close)
@@ -280,25 +281,25 @@ class BenchServers:
         """Remove a topic at the end that a contestant created."""
         self._topics.append(name)
 
-    def database(self, name: str) -> TargetDatabase:
-        """Return the database of a target, started or connected."""
-        if name not in self._databases:
+    def database(self, name: str, role: str = TARGET) -> TargetDatabase:
+        """Return a database, started or connected. Each role has its own, except of a URL."""
+        if (role, name) not in self._databases:
             check_target(name)
-            self._databases[name] = self._open(name)
-            self._stack.callback(self.drop, name)
-        return self._databases[name]
+            self._databases[role, name] = self._open(name, role)
+            self._stack.callback(self.drop, name, role)
+        return self._databases[role, name]
 
-    def drop(self, name: str) -> None:
-        """Close a target that is no longer needed, so that its server uses no more resources."""
-        if name in self._databases:
-            database = self._databases.pop(name)
+    def drop(self, name: str, role: str = TARGET) -> None:
+        """Close a database that is no longer needed, so that its server uses no more resources."""
+        if (role, name) in self._databases:
+            database = self._databases.pop((role, name))
             self.groups += database.pipelines
             database.close()
 
-    def _open(self, name: str) -> TargetDatabase:
+    def _open(self, name: str, role: str) -> TargetDatabase:
         if name == SQLITE:
             return TargetDatabase(
-                SQLITE, f"sqlite:///{self.folder / 'target.db'}", self.folder, is_ours=True
+                SQLITE, f"sqlite:///{self.folder / f'{role}.db'}", self.folder, is_ours=True
             )
         if name in LOCAL:
             self._say(f"starting {name} on this machine")

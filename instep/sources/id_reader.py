@@ -8,9 +8,11 @@ The deletion of a batch also writes the batch's number to the relay's row. This 
 session whether the last batch was deleted, and reveals a source that was restored from a backup.
 
 InnoDB keeps deleted rows for as long as any session has a snapshot that shows them, and a read from
-the first row passes all of them. So on MariaDB and MySQL most reads leave out the ids that this
-session has read. This loses nothing: an id is used once. The whole table is read too, as often as
-that is cheap. This finds a row with an id that somebody has used again.
+the first row passes all of them. So when a read takes long on MariaDB, the relay looks for a moment
+at which no transaction has changed the outbox: it locks the table against writers, but only if that
+needs no waiting, and only for an instant. Ids that were given out before that moment belong to rows
+that were committed, or to none. So later reads begin behind them. The whole table is read too, as
+often as that is cheap: this finds a row that somebody has given such an id.
 
 InnoDB shows a commit to others before the commit is on disk, unless a binary log orders the two. So
 the end of InnoDB's log is read behind each batch, and the batch is published only once the log is
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,7 +33,6 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.sinks.stored_values import chunks
 from instep.sources.connection import OpenConnections
-from instep.sources.id_ranges import KnownIds, as_ranges
 from instep.sources.outbox_reader import (
     BATCH_BYTES_MAX,
     Batch,
@@ -55,6 +57,8 @@ LOG_VARIABLES = {
 FLUSH_WAIT_S = 0.002
 FLUSH_POLL_S = 0.05
 FLUSH_WAIT_MAX_S = 10.0
+SLOW_READ_S, SLOW_ROW_S = 0.003, 0.00002
+SETTLE_INTERVAL_S = 0.25
 WHOLE_READS = 0.005  # share of the time
 
 
@@ -69,9 +73,15 @@ class IdReader(OutboxReader):
         if self._is_sqlite:  # which stores text without looking at it
             self._opened.driver.text_factory = decoded
         self._taken: deque[list[int]] = deque()  # batches that are not deleted yet
+        self._delete_from = self._deletion()
         self._data_version: int | None = None
-        self._known = KnownIds()  # of the rows that were returned, on MariaDB and MySQL
-        self._whole_read_at = 0.0  # when the next one may begin
+        self._highest = 0  # id that was returned
+        self._begin = 0  # ids up to this one need not be read, and
+        self._settled = 0  # those up to this one need not once everything is read that is there
+        # the time of the next look for a moment without open transactions
+        self._settle_at = 0.0 if self._numbers_alone() else math.inf
+        self._is_slow = False  # whether the last read was
+        self._whole_read_at = 0.0  # the time of the next one
         self._log_end: int | None = None  # of InnoDB, behind the rows that were read last
 
     def first_position(self) -> dict[str, Any]:
@@ -80,9 +90,7 @@ class IdReader(OutboxReader):
     def skip(self) -> Iterator[dict[str, Any]]:
         last = self._opened.value(f"SELECT max({self._id}) FROM {self._table}")
         while last is not None:
-            rows, _ = self._collect(
-                SKIPPED_AT_ONCE, functools.partial(self._following, self._known, [], 0)
-            )
+            rows, _ = self._collect(SKIPPED_AT_ONCE, functools.partial(self._following, [], 0))
             rows = [row for row in rows if row.id <= last]
             if not rows:
                 break
@@ -94,7 +102,7 @@ class IdReader(OutboxReader):
     def recover(self, found: LastTransaction) -> None:
         """Delete the last published batch, if its rows are still there and are the same."""
         self._taken.clear()
-        self._known.clear()
+        self._highest = self._begin = self._settled = 0
         self._data_version = None
         # In one state: a process that was fenced may still be deleting the batch.
         with self._opened.transaction("BEGIN" if self._is_sqlite else SNAPSHOT):
@@ -124,11 +132,10 @@ class IdReader(OutboxReader):
         if not rows:
             return None
         self._taken.append([row.id for row in rows])
-        position = _position(rows)
+        self._highest = max(self._highest, rows[-1].id)
         if not self._is_sqlite:
-            self._known.add(position["ranges"])
             self._log_end = self._log()[0]
-        return Batch(rows, position, is_full)
+        return Batch(rows, _position(rows), is_full)
 
     def wait_durable(self, batch: Batch) -> None:
         """Wait until InnoDB's log is on disk up to where it ended when the batch was read."""
@@ -234,37 +241,42 @@ class IdReader(OutboxReader):
 
     def _read(self, limit: int) -> tuple[list[OutboxRow], bool]:
         began = time.monotonic()
-        if began < self._whole_read_at:
-            return self._read_rows(limit, self._known)
-        found = self._read_rows(limit, KnownIds())
+        if self._is_slow and began >= self._settle_at:
+            self._settle()
+            began = time.monotonic()
+        is_whole = began >= self._whole_read_at
+        rows, is_full = self._read_rows(limit, 0 if is_whole else self._begin)
         ended = time.monotonic()
-        self._whole_read_at = ended + (ended - began) / WHOLE_READS
-        return found
+        if is_whole:
+            self._whole_read_at = ended + (ended - began) / WHOLE_READS
+        # Rows are returned in the order of their ids: up to the last one there is no other.
+        self._begin = min(self._settled, rows[-1].id) if is_full else self._settled
+        self._is_slow = ended - began > SLOW_READ_S + len(rows) * SLOW_ROW_S
+        return rows, is_full
 
-    def _read_rows(self, limit: int, known: KnownIds) -> tuple[list[OutboxRow], bool]:
-        """Return the next rows of a batch, except those with known ids."""
-        last = max((ids[-1] for ids in self._taken), default=0)
+    def _read_rows(self, limit: int, begin: int) -> tuple[list[OutboxRow], bool]:
+        """Return the next rows of a batch whose ids are above one."""
+        last = max((ids[-1] for ids in self._taken), default=begin)
         is_one_statement = not self._taken and self._portion(limit, BATCH_BYTES_MAX) == limit
         if self._is_sqlite or is_one_statement:
-            return self._collect(limit, functools.partial(self._following, known, [], last))
+            return self._collect(limit, functools.partial(self._following, [], last))
         # Rows with lower ids that were committed meanwhile belong before the others: the same
         # document may be in both. One snapshot shows both.
         with self._opened.transaction(SNAPSHOT):
-            late = self._late(known, last)[:limit] if self._taken else []
-            return self._collect(limit, functools.partial(self._following, known, late, last))
+            late = self._late(begin, last)[:limit] if self._taken else []
+            return self._collect(limit, functools.partial(self._following, late, last))
 
-    def _late(self, known: KnownIds, last: int) -> list[int]:
-        """Return the ids up to `last` of rows that were not returned."""
+    def _late(self, begin: int, last: int) -> list[int]:
+        """Return the ids between two of rows that were not returned."""
         taken = {id_ for ids in self._taken for id_ in ids}
-        condition, values = self._unknown(known, 0)
         seen = self._opened.select(
-            f"SELECT {self._id} FROM {self._table} WHERE {self._id} <= ? AND ({condition})",
-            (last, *values),
+            f"SELECT {self._id} FROM {self._table} WHERE {self._id} > ? AND {self._id} <= ?",
+            (begin, last),
         )
         return sorted(id_ for (id_,) in seen if id_ not in taken)
 
     def _following(
-        self, known: KnownIds, late: list[int], last: int, rows: list[OutboxRow], count: int
+        self, late: list[int], last: int, rows: list[OutboxRow], count: int
     ) -> list[OutboxRow]:
         """Return the next rows of a batch: first those with late ids, then those behind `last`."""
         ids = late[len(rows) : len(rows) + count]
@@ -272,29 +284,71 @@ class IdReader(OutboxReader):
         if len(found) == count:
             return found
         after = rows[-1].id if len(rows) > len(late) else last
-        return found + self._page(known, after, count - len(found))
+        return found + self._page(after, count - len(found))
 
-    def _page(self, known: KnownIds, after: int, limit: int) -> list[OutboxRow]:
-        condition, values = self._unknown(known, after)
+    def _deletion(self) -> str:
+        """Return the beginning of the statement that deletes rows.
+
+        MariaDB does not count rows that are deleted and kept. So it would rather read the whole
+        table than use the index.
+        """
+        if self._opened.dialect.name == "mariadb":
+            name = target.table_name(self._relay.outbox)
+            indexes = self._opened.select(
+                "SELECT index_name FROM information_schema.statistics WHERE table_name = ?"
+                " AND table_schema = COALESCE(?, DATABASE()) AND column_name = ?"
+                " AND seq_in_index = 1 ORDER BY non_unique LIMIT 1",
+                (name.name, name.schema, self._relay.columns.id),
+            )
+            for (index,) in indexes:
+                quoted = self._opened.dialect.identifier_preparer.quote_identifier(index)
+                return f"DELETE {self._table} FROM {self._table} FORCE INDEX ({quoted})"
+        return f"DELETE FROM {self._table}"
+
+    def _numbers_alone(self) -> bool:
+        """Return whether ids are given out only by this server, and in their order."""
+        if self._opened.dialect.name != "mariadb":
+            return False  # MySQL has no lock for tables without waiting
+        name = target.table_name(self._relay.outbox)
+        extra = self._opened.select(
+            "SELECT extra FROM information_schema.columns WHERE table_name = ?"
+            " AND table_schema = COALESCE(?, DATABASE()) AND column_name = ?",
+            (name.name, name.schema, self._relay.columns.id),
+        )
+        if ("auto_increment",) not in [(str(value).lower(),) for (value,) in extra]:
+            return False
+        # In a cluster each server has its own numbers. Another one may commit a lower one later.
+        shared = self._opened.select(
+            "SHOW VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'"
+            " OR Variable_name = 'auto_increment_increment' AND Value <> '1'"
+        )
+        return not shared
+
+    def _settle(self) -> None:
+        """Look whether no transaction has changed the outbox and is still open."""
+        self._settle_at = time.monotonic() + SETTLE_INTERVAL_S
+        try:
+            # Without autocommit, InnoDB locks the table, too: against prepared transactions that
+            # a restart of the server has left.
+            self._opened.run("SET SESSION autocommit = 0")
+            self._opened.run(f"LOCK TABLE {self._table} READ NOWAIT")
+            self._settled = self._highest
+        except errors.Transient:
+            pass
+        except (errors.NotAuthorised, errors.PermissionLost):
+            self._settle_at = math.inf
+        finally:
+            self._opened.run("UNLOCK TABLES")
+            self._opened.run("SET SESSION autocommit = 1")
+
+    def _page(self, after: int, limit: int) -> list[OutboxRow]:
         return self._rows(
             self._opened.select(
                 f"SELECT {self._columns} FROM {self._table}"
-                f" WHERE {condition} ORDER BY {self._id} LIMIT ?",
-                (*values, limit),
+                f" WHERE {self._id} > ? ORDER BY {self._id} LIMIT ?",
+                (after, limit),
             )
         )
-
-    def _unknown(self, known: KnownIds, after: int) -> tuple[str, list[int]]:
-        """Return a condition for the ids above one that are not known, and its values."""
-        conditions, values = [], []
-        for first, last in known.unknown(after):
-            if last is None:
-                conditions.append(f"{self._id} >= ?")
-                values.append(first)
-            else:
-                conditions.append(f"{self._id} BETWEEN ? AND ?")
-                values += [first, last]
-        return " OR ".join(conditions), values
 
     def _by_id(self, ids: Sequence[int]) -> list[OutboxRow]:
         marks = ", ".join("?" * len(ids))
@@ -322,18 +376,18 @@ class IdReader(OutboxReader):
 
     def _delete(self, ids: list[int], sequence: int) -> None:
         """Delete rows by their keys, and record the number of their transaction."""
-        parts = as_ranges(ids)
+        ranges = _ranges(ids)
         with self._opened.transaction("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"):
-            if len(parts) * 8 <= len(ids) or len(parts) == 1:
-                for first, last in parts:
+            if len(ranges) * 8 <= len(ids) or len(ranges) == 1:
+                for first, last in ranges:
                     self._opened.execute(
-                        f"DELETE FROM {self._table} WHERE {self._id} BETWEEN ? AND ?", (first, last)
+                        f"{self._delete_from} WHERE {self._id} BETWEEN ? AND ?", (first, last)
                     )
             else:
                 for chunk in chunks(ids, DELETED_AT_ONCE):
                     marks = ", ".join("?" * len(chunk))
                     self._opened.execute(
-                        f"DELETE FROM {self._table} WHERE {self._id} IN ({marks})", chunk
+                        f"{self._delete_from} WHERE {self._id} IN ({marks})", chunk
                     )
             changed = self._opened.execute(
                 f"UPDATE {self._lease_table} SET sequence = ? WHERE relay = ? AND sequence = ?",
@@ -346,7 +400,18 @@ class IdReader(OutboxReader):
 
 
 def _position(rows: list[OutboxRow]) -> dict[str, Any]:
-    return {"ranges": as_ranges([row.id for row in rows]), "digest": _digest(rows)}
+    return {"ranges": _ranges([row.id for row in rows]), "digest": _digest(rows)}
+
+
+def _ranges(ids: Sequence[int]) -> list[list[int]]:
+    """Return ids as ranges of consecutive numbers."""
+    ranges: list[list[int]] = []
+    for id_ in sorted(ids):
+        if ranges and id_ == ranges[-1][1] + 1:
+            ranges[-1][1] = id_
+        else:
+            ranges.append([id_, id_])
+    return ranges
 
 
 def _digest(rows: Sequence[OutboxRow]) -> str:

@@ -70,6 +70,7 @@ def test_a_small_run_measures_both_ways_and_leaves_nothing(
     result = outbox.run(options, lambda _: None, "instep bench outbox")
     found = {(one.name, one.labels.get("when")) for one in result.figures}
     assert ("commit to commit", outbox.HELD) in found
+    assert ("commit to commit", outbox.RELEASED) in found
     assert ("published", outbox.ALONE) in found
     for url in (source, target):
         left = run_sql(url, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
