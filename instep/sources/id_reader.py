@@ -59,6 +59,7 @@ FLUSH_POLL_S = 0.05
 FLUSH_WAIT_MAX_S = 10.0
 SLOW_READ_S, SLOW_ROW_S = 0.003, 0.00002
 SETTLE_INTERVAL_S = 0.25
+LOCKED_MAX_S = 1
 WHOLE_READS = 0.005  # share of the time
 
 
@@ -327,10 +328,11 @@ class IdReader(OutboxReader):
     def _settle(self) -> None:
         """Look whether no transaction has changed the outbox and is still open."""
         self._settle_at = time.monotonic() + SETTLE_INTERVAL_S
+        # Without autocommit, InnoDB locks the table, too: against prepared transactions that a
+        # restart of the server has left. If this process is stopped while it holds the lock, the
+        # server closes the connection, and applications wait no longer.
+        self._opened.run(f"SET SESSION autocommit = 0, wait_timeout = {LOCKED_MAX_S}")
         try:
-            # Without autocommit, InnoDB locks the table, too: against prepared transactions that
-            # a restart of the server has left.
-            self._opened.run("SET SESSION autocommit = 0")
             self._opened.run(f"LOCK TABLE {self._table} READ NOWAIT")
             self._settled = self._highest
         except errors.Transient:
@@ -339,7 +341,7 @@ class IdReader(OutboxReader):
             self._settle_at = math.inf
         finally:
             self._opened.run("UNLOCK TABLES")
-            self._opened.run("SET SESSION autocommit = 1")
+            self._opened.run("SET SESSION autocommit = 1, wait_timeout = DEFAULT")
 
     def _page(self, after: int, limit: int) -> list[OutboxRow]:
         return self._rows(

@@ -103,6 +103,26 @@ def test_reads_begin_behind_ids_that_no_open_transaction_can_have(
     reader.close()
 
 
+def test_a_reader_that_is_stopped_while_it_locks_the_outbox_holds_up_nobody_for_long(
+    new_database: Callable[[str], str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, relay = declare(new_database("mariadb"), cluster)
+    shop = PrintShop(relay, name)
+    shop.work(2)
+    reader = IdReader(relay, name)
+    run = reader._opened.run
+
+    def run_late(statement: str) -> None:
+        if statement == "UNLOCK TABLES":
+            shop.work(1, seed=1)  # waits for the lock
+        run(statement)
+
+    monkeypatch.setattr(reader._opened, "run", run_late)
+    with pytest.raises(errors.Unreachable):
+        _read(reader, 1, is_slow=True)
+    reader.close()
+
+
 def test_without_the_right_to_lock_tables_all_rows_are_read(
     new_database: Callable[[str], str], cluster: Cluster
 ) -> None:
