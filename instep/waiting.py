@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -57,3 +59,20 @@ def retrying(
                 raise
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, longest_pause_s)
+
+
+def setter(event: threading.Event) -> Callable[[], None]:
+    """Return a function that sets the event soon, for handlers of signals.
+
+    A handler interrupts the main thread anywhere, also where it holds the event's lock to begin or
+    end a wait. To set the event there would wait for that lock for ever.
+    """
+    requests: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            requests.get()
+            event.set()
+
+    threading.Thread(target=serve, name="instep-signals", daemon=True).start()
+    return lambda: requests.put(None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from instep.waiting import retrying, wait_until
+from instep.waiting import retrying, setter, wait_until
 
 
 def test_waiting_ends_as_soon_as_the_condition_holds() -> None:
@@ -67,3 +69,12 @@ def test_the_last_error_is_raised_when_the_time_is_over() -> None:
     with pytest.raises(Passing):
         retrying(attempt, is_passing, timeout_s=-1)
     assert attempt.tries == 1
+
+
+def test_a_handler_of_a_signal_can_set_an_event_whose_lock_is_held() -> None:
+    event = threading.Event()
+    set_event = setter(event)
+    with event._cond:  # type: ignore[attr-defined]
+        set_event()
+        assert not event.is_set()
+    assert event.wait(30)

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 
-from instep import errors, settings, terminal
+from instep import errors, settings, terminal, waiting
 from instep.cli import completion, options, output, relay_report, resources
 from instep.cli import help as help_pages
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Limit, MetricsPort, Once
@@ -355,9 +355,10 @@ def _relay(declared: settings.Settings, name: str | None) -> tuple[str, settings
 def _stop_event() -> threading.Event:
     """Return an event that SIGTERM, Ctrl-C and SIGHUP set."""
     stop = threading.Event()
+    set_stop = waiting.setter(stop)
 
     def request(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+        set_stop()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from instep import waiting
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -21,6 +23,8 @@ class Stop:
     def __init__(self, event: threading.Event | None = None, *, exits: bool = False) -> None:
         self._event = event or threading.Event()
         self._by_signal = event is None
+        self._set = waiting.setter(self._event) if event is None else self._event.set
+        self._is_signalled = False
         self._is_starting = False
         self._previous: dict[int, signal._HANDLER] = {}
         self.exits = exits
@@ -58,11 +62,12 @@ class Stop:
             signal.signal(number, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._event.is_set():
+        if not self.is_requested():
             self.requested_at = time.monotonic()
         # Python ignores exceptions in finalizers, and PySpark has many: the request must not
         # depend on the exception.
-        self._event.set()
+        self._is_signalled = True
+        self._set()
         if self._is_starting:
             previous = self._previous[number]
             if callable(previous):
@@ -70,7 +75,7 @@ class Stop:
             raise SystemExit(128 + number)
 
     def is_requested(self) -> bool:
-        return self._event.is_set()
+        return self._is_signalled or self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
+        return self.is_requested() or self._event.wait(seconds)
