@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -90,9 +90,14 @@ def create(cluster: connection.Cluster, topic: str, partitions: int = 1) -> bool
     return True
 
 
-def refuse_missing(cluster: connection.Cluster, place: PositionPlace) -> None:
-    """Raise TopicMissing if a topic does not exist. Whoever writes to it would create it."""
-    try:
+def read(
+    cluster: connection.Cluster, place: PositionPlace, mark: Callable[[], bytes] | None = None
+) -> bytes | None:
+    """Return the last committed position; None if there is none.
+
+    With `mark` of a writer that has started, it is certain that no later one exists.
+    """
+    try:  # before the mark: whoever writes to a missing topic would create it
         topics.describe(cluster, place.topic)
     except errors.TopicMissing as failure:
         if not place.created_by:
@@ -101,17 +106,7 @@ def refuse_missing(cluster: connection.Cluster, place: PositionPlace) -> None:
             f"topic {place.topic!r}, which keeps a position, does not exist",
             f"create it with its settings: {place.created_by}",
         ) from failure
-
-
-def read(
-    cluster: connection.Cluster, place: PositionPlace, mark: bytes | None = None
-) -> bytes | None:
-    """Return the last committed position; None if there is none.
-
-    Only with the mark of a writer it is certain that no later one exists.
-    """
-    refuse_missing(cluster, place)
-    marks = {} if mark is None else {place.partition: mark}
+    marks = {} if mark is None else {place.partition: mark()}
     return read_all(cluster, place.topic, [place.partition], marks).get(place.partition)
 
 

@@ -189,7 +189,7 @@ class RecordWriter:
         self._begun.append(self._producer)
         self._position = None
         # In its first transaction a client learns the partitions of one topic after the other, and
-        # that of the records would have to wait. Another transaction was that of the mark.
+        # that of the records would have to wait. The first transaction of all had only the mark.
         if position is not None and self._commits > self.clients:
             self._write(position_topic.KEY, position)
             self._position = position

@@ -80,9 +80,7 @@ def execute(
         try:
             writer.start()
             row = lease.read()
-            place = position_topic.of_relay(name)
-            position_topic.refuse_missing(cluster, place)
-            found = position_topic.read(cluster, place, writer.mark())
+            found = position_topic.read(cluster, position_topic.of_relay(name), writer.mark)
             new_positions = (
                 _accepted(name, relay, cluster, row, found)
                 if nothing_lost

@@ -240,12 +240,11 @@ class RelaySession:
     def _read_position(self, row: LeaseRow) -> bytes | None:
         place = position_topic.of_relay(self._name)
         try:
-            position_topic.refuse_missing(self._cluster, place)
+            return position_topic.read(self._cluster, place, self._writer.mark)
         except errors.TopicMissing as failure:
             if row.started:
                 raise self._position_missing("does not exist") from failure
             raise
-        return position_topic.read(self._cluster, place, self._writer.mark())
 
     def _position_missing(self, why: str) -> errors.PositionMissing:
         topic = position_topic.of_relay(self._name).topic

@@ -686,9 +686,9 @@ def test_the_position_counts_only_once_the_mark_is_read(
     with monkeypatch.context() as patched:
         patched.setattr(position_topic, "MARK_WAIT_MAX_S", 0.1)
         with pytest.raises(errors.SessionEnded, match="has not appeared"):
-            position_topic.read(cluster, place, mark)
+            position_topic.read(cluster, place, lambda: mark)
     other.abort_transaction(30)
-    assert position_topic.read(cluster, place, mark) == b"2"
+    assert position_topic.read(cluster, place, lambda: mark) == b"2"
     with pytest.raises(errors.SessionEnded, match="fenced"):
         writer.mark()
     heir.close()
